@@ -1,0 +1,352 @@
+//! The waiting loop: one for every primitive and every engine.
+//!
+//! Ask; if the claim holds, done; if it stands in line, wait for its bell, its retry time or the
+//! caller's deadline, whichever comes first, and ask again. Whatever way this ends without a
+//! lease, being dropped among them, the claim leaves the line.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tracing::Instrument;
+
+use crate::claim::{Claim, ClaimKey, Mode, Note, Standing, Token, Ttl};
+use crate::client::{Client, Inner};
+use crate::clock::Moment;
+use crate::engine::Query;
+use crate::error::{Cycle, Error, Result};
+use crate::keeper::Keeper;
+use crate::lease::Lease;
+use crate::name::Name;
+use crate::observe::Measure;
+use crate::tenure::{Tenure, Terms};
+
+/// The longest a waiter sleeps without asking, whatever the store said.
+const RETRY_MAX: Duration = Duration::from_secs(3600);
+
+/// A claim to be made: its options, and the ways to wait for it.
+///
+/// Made by [`Client::claim`]; [`Mutex`](crate::Mutex) is this with exclusive mode. It can be used
+/// any number of times; each use is a claim of its own.
+#[derive(Debug, Clone)]
+pub struct Request {
+    client: Client,
+    name: std::result::Result<Name, crate::error::Invalid>,
+    mode: Mode,
+    ttl: Duration,
+    note: String,
+    renew: bool,
+    hold_at_most: Option<Duration>,
+    hold_at_least: Option<Duration>,
+    reentrant: bool,
+    alone: bool,
+}
+
+impl Request {
+    pub(crate) fn new(client: Client, name: impl AsRef<str>) -> Self {
+        let name = Name::new(name).map_err(|error| match error {
+            Error::Invalid(invalid) => invalid,
+            _ => crate::error::Invalid::NameEmpty,
+        });
+        Self {
+            client,
+            name,
+            mode: Mode::Exclusive,
+            ttl: Ttl::DEFAULT.get(),
+            note: String::new(),
+            renew: true,
+            hold_at_most: None,
+            hold_at_least: None,
+            reentrant: false,
+            alone: false,
+        }
+    }
+
+    /// What to ask for; exclusive unless said otherwise.
+    pub fn mode(mut self, mode: Mode) -> Self {
+        self.mode = mode;
+        self
+    }
+
+    /// How long the lease lasts without renewal: 100 ms to 24 h, 30 s unless said otherwise.
+    ///
+    /// A holder that dies keeps the others waiting for at most this long.
+    pub fn ttl(mut self, ttl: Duration) -> Self {
+        self.ttl = ttl;
+        self
+    }
+
+    /// Text for others to read while the claim is in line: up to 4 KiB.
+    pub fn note(mut self, note: impl Into<String>) -> Self {
+        self.note = note.into();
+        self
+    }
+
+    /// Whether the lease is renewed until it is given back. Without, it ends after its ttl.
+    pub fn renew(mut self, renew: bool) -> Self {
+        self.renew = renew;
+        self
+    }
+
+    /// Gives the lease back after this long, whatever its holder does: for work that may hang.
+    pub fn max_hold(mut self, span: Duration) -> Self {
+        self.hold_at_most = Some(span);
+        self
+    }
+
+    /// Keeps the name closed for at least this long, even if the lease is given back earlier: for
+    /// jobs so short that a second machine would start them again.
+    pub fn hold_at_least(mut self, span: Duration) -> Self {
+        self.hold_at_least = Some(span);
+        self
+    }
+
+    /// Lets the same client enter again while it holds: same fence, counted.
+    pub fn reentrant(mut self) -> Self {
+        self.reentrant = true;
+        self
+    }
+
+    /// Says that this holder does one thing at a time: waiting for a name that it holds itself is
+    /// then a deadlock, and reported as one instead of waited for.
+    pub fn one_at_a_time(mut self) -> Self {
+        self.alone = true;
+        self
+    }
+
+    /// Waits for as long as it takes.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future at any point takes the claim out of the line; a place in line is lost.
+    pub async fn acquire(&self) -> Result<Lease> {
+        match self.acquire_until(None).await? {
+            Some(lease) => Ok(lease),
+            // Without a deadline the loop ends with a lease or an error.
+            None => Err(Error::Closed),
+        }
+    }
+
+    /// Takes the lease if it is free now; `None` if it is not. Never stands in line.
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`acquire`](Self::acquire).
+    pub async fn try_acquire(&self) -> Result<Option<Lease>> {
+        self.acquire_until(Some(Moment::from_nanos(0))).await
+    }
+
+    /// Waits for at most `span`; `None` if it was not granted by then.
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`acquire`](Self::acquire).
+    pub async fn acquire_within(&self, span: Duration) -> Result<Option<Lease>> {
+        let deadline = self.client.inner.keeper.clock.now() + span;
+        self.acquire_until(Some(deadline)).await
+    }
+
+    async fn acquire_until(&self, deadline: Option<Moment>) -> Result<Option<Lease>> {
+        let name = self.name.clone()?;
+        let join = deadline != Some(Moment::from_nanos(0));
+        let claim = self.claim(&name, join)?;
+        let terms = self.terms()?;
+        let span = tracing::debug_span!("leasehold.acquire", %name, mode = ?self.mode);
+        let acquiring = Acquiring {
+            inner: &self.client.inner,
+            alone: self.alone,
+            deadline,
+            begun: self.client.inner.keeper.clock.now(),
+        };
+        if !self.reentrant {
+            return acquiring.run(claim, terms).instrument(span).await;
+        }
+        let entrance = self.client.inner.reentry.entrance(&name);
+        let mut inside = entrance.lock().await;
+        if let Some(lease) =
+            inside.upgrade().and_then(|tenure| Lease::enter_again(&self.client.inner, tenure))
+        {
+            return Ok(Some(lease));
+        }
+        let lease = acquiring.run(claim, terms).instrument(span).await?;
+        if let Some(lease) = &lease {
+            *inside = lease.downgrade();
+        }
+        Ok(lease)
+    }
+
+    fn claim(&self, name: &Name, join: bool) -> Result<Claim> {
+        let ttl = Ttl::new(self.ttl)?;
+        Ok(Claim {
+            key: ClaimKey { name: name.clone(), token: Token::random() },
+            mode: self.mode.checked()?,
+            holder: self.client.inner.holder.clone(),
+            note: Note::new(&self.note)?,
+            ttl: ttl.get(),
+            patience: ttl.patience(),
+            join,
+        })
+    }
+
+    fn terms(&self) -> Result<Terms> {
+        for span in [self.hold_at_least, self.hold_at_most].into_iter().flatten() {
+            if span.is_zero() || span > Ttl::MAX {
+                return Err(Error::Invalid(crate::error::Invalid::Setting {
+                    what: "hold-at-least and max-hold",
+                    rule: "longer than nothing and at most 24 h",
+                }));
+            }
+        }
+        Ok(Terms {
+            ttl: Ttl::new(self.ttl)?,
+            renew: self.renew,
+            renew_at_percent: self.client.inner.renew_at_percent,
+            hold_at_most: self.hold_at_most,
+            hold_at_least: self.hold_at_least,
+        })
+    }
+}
+
+/// One run of the loop.
+struct Acquiring<'a> {
+    inner: &'a Arc<Inner>,
+    alone: bool,
+    deadline: Option<Moment>,
+    begun: Moment,
+}
+
+impl Acquiring<'_> {
+    async fn run(self, claim: Claim, terms: Terms) -> Result<Option<Lease>> {
+        let keeper = &self.inner.keeper;
+        let tenure = Arc::new(Tenure::new(claim.key.clone(), terms, self.begun));
+        keeper.enter(&tenure)?;
+        let mut stay = Stay { keeper, tenure: &tenure, waiting: false, settled: false };
+        loop {
+            let sent = keeper.clock.now();
+            let standing = keeper.engine.claim(&claim).await?;
+            if keeper.is_closed() {
+                return Err(Error::Closed);
+            }
+            match standing {
+                Standing::Held { fence, remaining } => {
+                    let now = keeper.clock.now();
+                    let Some(due) = tenure.hold(fence, sent, remaining, now) else {
+                        let took = now.since(sent);
+                        return Err(Error::TooSlow { name: claim.key.name.clone(), took });
+                    };
+                    stay.settle();
+                    keeper.expect_at(due);
+                    keeper.counters.acquired();
+                    let waited = now.since(self.begun);
+                    let (name, mode) = (&claim.key.name, claim.mode);
+                    keeper.observe(Measure::Granted { name, mode, waited });
+                    return Ok(Some(Lease::new(self.inner, Arc::clone(&tenure))));
+                }
+                Standing::Queued { retry_in, .. } => {
+                    stay.wait_begins();
+                    if self.alone {
+                        self.refuse_own_name(&claim).await?;
+                    }
+                    if let Some(due) = tenure.queue(sent) {
+                        keeper.expect_at(due);
+                    }
+                    if !self.wait(&tenure, &claim.key, retry_in).await? {
+                        return Ok(self.refused(&claim, stay).await);
+                    }
+                }
+                Standing::Out { .. } => {
+                    keeper.counters.contended();
+                    return Ok(self.refused(&claim, stay).await);
+                }
+            }
+        }
+    }
+
+    /// Waits until it is worth asking again; `false` when the caller's time is up.
+    async fn wait(&self, tenure: &Tenure, key: &ClaimKey, retry_in: Duration) -> Result<bool> {
+        let keeper = &self.inner.keeper;
+        let now = keeper.clock.now();
+        if self.deadline.is_some_and(|deadline| deadline <= now) {
+            return Ok(false);
+        }
+        let retry_at = now + retry_in.min(RETRY_MAX);
+        let until = self.deadline.map_or(retry_at, |deadline| deadline.min(retry_at));
+        tokio::select! {
+            rung = keeper.engine.wait(key) => rung?,
+            () = tenure.bell.notified() => {}
+            () = keeper.clock.sleep_until(until) => {}
+        }
+        if keeper.is_closed() {
+            return Err(Error::Closed);
+        }
+        Ok(true)
+    }
+
+    async fn refused(&self, claim: &Claim, stay: Stay<'_>) -> Option<Lease> {
+        let keeper = &self.inner.keeper;
+        let waited = keeper.clock.now().since(self.begun);
+        keeper.observe(Measure::Refused { name: &claim.key.name, waited });
+        if claim.join {
+            // Dropping `stay` hands the claim to the keeper where the engine cannot answer at
+            // once; nothing more needs to be awaited for the caller's answer.
+            drop(stay);
+        } else {
+            stay.forget();
+        }
+        None
+    }
+
+    async fn refuse_own_name(&self, claim: &Claim) -> Result<()> {
+        let query = Query::name(claim.key.name.clone());
+        let page = self.inner.keeper.engine.inspect(&query).await?;
+        let own = self.inner.holder.id();
+        let held = page.lines.iter().flat_map(|line| &line.held);
+        match held.map(|held| &held.holder).find(|holder| holder.id() == own) {
+            Some(holder) => Err(Error::Deadlock {
+                name: claim.key.name.clone(),
+                cycle: Cycle(vec![(claim.key.name.clone(), holder.clone())]),
+            }),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Makes sure that a claim which does not become a lease leaves nothing behind.
+struct Stay<'a> {
+    keeper: &'a Arc<Keeper>,
+    tenure: &'a Arc<Tenure>,
+    waiting: bool,
+    settled: bool,
+}
+
+impl Stay<'_> {
+    fn wait_begins(&mut self) {
+        if !self.waiting {
+            self.waiting = true;
+            self.keeper.counters.contended();
+            self.keeper.counters.wait_began();
+            self.keeper.observe(Measure::WaitBegan { name: &self.tenure.key.name });
+        }
+    }
+
+    fn settle(&mut self) {
+        self.settled = true;
+    }
+
+    /// The claim never entered the line.
+    fn forget(mut self) {
+        self.keeper.forget(self.tenure);
+        self.settled = true;
+    }
+}
+
+impl Drop for Stay<'_> {
+    fn drop(&mut self) {
+        if self.waiting {
+            self.keeper.counters.wait_ended();
+            self.keeper.observe(Measure::WaitEnded { name: &self.tenure.key.name });
+        }
+        if !self.settled {
+            self.keeper.abandon(self.tenure);
+        }
+    }
+}

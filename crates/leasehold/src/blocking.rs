@@ -1,0 +1,177 @@
+//! The same locks for threads: every call blocks until it is answered.
+//!
+//! A thin shell around the asynchronous client with a small runtime of its own. Do not use it
+//! inside an asynchronous task; use [`Client`](crate::Client) there.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::runtime::Runtime;
+
+use crate::claim::Released;
+use crate::error::{Error, LostCause, Result};
+use crate::handle::Handle;
+use crate::name::Name;
+use crate::tenure::LeaseState;
+
+/// Connects to the store at `url` with the default settings.
+///
+/// ```
+/// # fn main() -> leasehold::Result<()> {
+/// let client = leasehold::blocking::connect("memory:")?;
+/// let lease = client.mutex("job:settle:42").lock()?;
+/// println!("one at a time, fence {}", lease.fence());
+/// lease.release()?;
+/// # Ok(())
+/// # }
+/// ```
+pub fn connect(url: impl AsRef<str>) -> Result<Client> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = Arc::new(runtime.map_err(|error| Error::Store {
+        store: "this process".into(),
+        cause: format!("cannot start a runtime: {error}"),
+        transient: false,
+    })?);
+    let client = runtime.block_on(crate::connect(url))?;
+    Ok(Client { client, runtime })
+}
+
+/// A client for threads; see [`crate::Client`].
+#[derive(Debug, Clone)]
+pub struct Client {
+    client: crate::Client,
+    runtime: Arc<Runtime>,
+}
+
+impl Client {
+    /// A lock that one holder at a time has.
+    pub fn mutex(&self, name: impl AsRef<str>) -> Mutex {
+        Mutex { mutex: self.client.mutex(name), runtime: Arc::clone(&self.runtime) }
+    }
+
+    /// The client underneath, for everything that has no blocking form.
+    pub fn client(&self) -> &crate::Client {
+        &self.client
+    }
+
+    /// Takes up a lease by its handle: renews it at once and from then on.
+    pub fn adopt(&self, handle: &Handle) -> Result<Lease> {
+        let lease = self.runtime.block_on(self.client.adopt(handle))?;
+        Ok(Lease { lease, runtime: Arc::clone(&self.runtime) })
+    }
+
+    /// Releases everything this client holds or waits for, and waits until the store knows.
+    pub fn close(&self) -> Result<()> {
+        self.runtime.block_on(self.client.close())
+    }
+}
+
+/// A lock for threads; see [`crate::Mutex`].
+#[derive(Debug, Clone)]
+pub struct Mutex {
+    mutex: crate::Mutex,
+    runtime: Arc<Runtime>,
+}
+
+impl Mutex {
+    /// How long the lease lasts without renewal: 100 ms to 24 h, 30 s unless said otherwise.
+    pub fn ttl(self, ttl: Duration) -> Self {
+        Self { mutex: self.mutex.ttl(ttl), ..self }
+    }
+
+    /// Text for others to read: up to 4 KiB.
+    pub fn note(self, note: impl Into<String>) -> Self {
+        Self { mutex: self.mutex.note(note), ..self }
+    }
+
+    /// Whether the lease is renewed until it is given back.
+    pub fn renew(self, renew: bool) -> Self {
+        Self { mutex: self.mutex.renew(renew), ..self }
+    }
+
+    /// Gives the lease back after this long, whatever its holder does.
+    pub fn max_hold(self, span: Duration) -> Self {
+        Self { mutex: self.mutex.max_hold(span), ..self }
+    }
+
+    /// Lets the same client enter again while it holds: same fence, counted.
+    pub fn reentrant(self) -> Self {
+        Self { mutex: self.mutex.reentrant(), ..self }
+    }
+
+    /// Blocks until the lock is held.
+    pub fn lock(&self) -> Result<Lease> {
+        self.lease(self.runtime.block_on(self.mutex.lock())?)
+    }
+
+    /// Takes the lock if it is free now; `None` if it is not.
+    pub fn try_lock(&self) -> Result<Option<Lease>> {
+        let lease = self.runtime.block_on(self.mutex.try_lock())?;
+        lease.map(|lease| self.lease(lease)).transpose()
+    }
+
+    /// Blocks for at most `span`; `None` if the lock was not granted by then.
+    pub fn lock_within(&self, span: Duration) -> Result<Option<Lease>> {
+        let lease = self.runtime.block_on(self.mutex.lock_within(span))?;
+        lease.map(|lease| self.lease(lease)).transpose()
+    }
+
+    fn lease(&self, lease: crate::Lease) -> Result<Lease> {
+        Ok(Lease { lease, runtime: Arc::clone(&self.runtime) })
+    }
+}
+
+/// A lock that is held by a thread; see [`crate::Lease`]. Dropping it gives it back.
+#[derive(Debug)]
+#[must_use = "a lease that is dropped is given back at once"]
+pub struct Lease {
+    lease: crate::Lease,
+    runtime: Arc<Runtime>,
+}
+
+impl Lease {
+    /// The name of the lock.
+    pub fn name(&self) -> &Name {
+        self.lease.name()
+    }
+
+    /// The fencing token.
+    pub fn fence(&self) -> u64 {
+        self.lease.fence()
+    }
+
+    /// How the lease stands at this instant.
+    pub fn state(&self) -> LeaseState {
+        self.lease.state()
+    }
+
+    /// Whether the lease is held at this instant.
+    pub fn is_held(&self) -> bool {
+        self.lease.is_held()
+    }
+
+    /// How long the lease is held even if nobody is heard of again.
+    pub fn time_left(&self) -> Duration {
+        self.lease.time_left()
+    }
+
+    /// Blocks until the lease is lost, and says why.
+    pub fn lost(&self) -> LostCause {
+        self.runtime.block_on(self.lease.lost())
+    }
+
+    /// Sets another time to live and renews at once.
+    pub fn extend(&self, ttl: Duration) -> Result<()> {
+        self.runtime.block_on(self.lease.extend(ttl))
+    }
+
+    /// The lease as text, to be taken up elsewhere.
+    pub fn handle(&self) -> Handle {
+        self.lease.handle()
+    }
+
+    /// Gives the lease back and says what became of it.
+    pub fn release(self) -> Result<Released> {
+        self.runtime.block_on(self.lease.release())
+    }
+}

@@ -1,0 +1,412 @@
+//! A connection to a store, and everything that is asked of it.
+//!
+//! The client owns the identity of its holder and the keeper of its claims. How a claim waits is
+//! in `acquire.rs`, how a store is found by its URL in `scheme.rs`.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex as StdMutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use futures_util::stream::BoxStream;
+use tokio::sync::Mutex as AsyncMutex;
+
+use crate::acquire::Request;
+use crate::claim::{Holder, Renewal, Standing, Ttl};
+use crate::clock::{Clock, SystemClock};
+use crate::engine::{
+    Counts, Engine, Event, Eviction, Finding, Info, LineView, Page, Query, Totals,
+};
+use crate::error::{Config, Error, Invalid, Result};
+use crate::handle::Handle;
+use crate::keeper::Keeper;
+use crate::layer::retry::RetryPolicy;
+use crate::lease::Lease;
+use crate::mutex::Mutex;
+use crate::name::Name;
+use crate::observe::{Observer, Stats};
+use crate::scheme;
+use crate::tenure::{Tenure, Terms};
+
+/// How many poisoned names a client remembers; the oldest are forgotten first.
+const POISONED_MAX: usize = 1_024;
+
+/// Connects to the store at `url` with the default settings.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> leasehold::Result<()> {
+/// let client = leasehold::connect("memory:").await?;
+/// let lease = client.mutex("job:settle:42").lock().await?;
+/// println!("one at a time, fence {}", lease.fence());
+/// lease.release().await?;
+/// # Ok(())
+/// # }
+/// ```
+pub async fn connect(url: impl AsRef<str>) -> Result<Client> {
+    Client::builder().connect(url).await
+}
+
+/// A connected client. Clones are the same client.
+///
+/// One identity, one keeper: all that a client holds is renewed together and released together by
+/// [`close`](Self::close). When the last clone and the last lease are dropped, what is left is
+/// released in the background.
+#[derive(Debug, Clone)]
+pub struct Client {
+    pub(crate) inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Inner {
+    pub(crate) keeper: Arc<Keeper>,
+    pub(crate) holder: Holder,
+    pub(crate) renew_at_percent: u32,
+    pub(crate) reentry: Reentry,
+    pub(crate) poison: Poison,
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.keeper.retire();
+    }
+}
+
+/// Settings of a client before it connects.
+#[derive(Debug, Default)]
+pub struct ClientBuilder {
+    holder: Option<Holder>,
+    label: Option<String>,
+    retry: RetryPolicy,
+    observer: Option<Arc<dyn Observer>>,
+    clock: Option<Arc<dyn Clock>>,
+    renew_at_percent: Option<u32>,
+}
+
+impl ClientBuilder {
+    /// The label people see; `HOST:PID:RANDOM` unless said otherwise. The identity stays random.
+    pub fn label(mut self, label: impl Into<String>) -> Self {
+        self.label = Some(label.into());
+        self
+    }
+
+    /// Takes up an identity that exists already, so that several clients are one holder.
+    pub fn holder(mut self, holder: Holder) -> Self {
+        self.holder = Some(holder);
+        self
+    }
+
+    /// How transient errors are tried again.
+    pub fn retry(mut self, retry: RetryPolicy) -> Self {
+        self.retry = retry;
+        self
+    }
+
+    /// Where measurements go.
+    pub fn observer(mut self, observer: impl Observer) -> Self {
+        self.observer = Some(Arc::new(observer));
+        self
+    }
+
+    /// The clock deadlines count on; the machine's boot clock unless said otherwise.
+    pub fn clock(mut self, clock: impl Clock) -> Self {
+        self.clock = Some(Arc::new(clock));
+        self
+    }
+
+    /// Which part of the ttl passes before the first renewal: 10 to 90 percent, 60 unless said
+    /// otherwise.
+    pub fn renew_at_percent(mut self, percent: u32) -> Self {
+        self.renew_at_percent = Some(percent);
+        self
+    }
+
+    /// Connects to the store at `url`.
+    pub async fn connect(self, url: impl AsRef<str>) -> Result<Client> {
+        let engine = scheme::open(url.as_ref())?;
+        self.build(engine)
+    }
+
+    /// Makes a client of an engine that is already there.
+    pub fn engine(self, engine: impl Engine) -> Result<Client> {
+        self.build(Arc::new(engine))
+    }
+
+    fn build(self, engine: Arc<dyn Engine>) -> Result<Client> {
+        let renew_at_percent = self.renew_at_percent.unwrap_or(60);
+        if !(10..=90).contains(&renew_at_percent) {
+            let (what, rule) = ("renew_at_percent", "between 10 and 90");
+            return Err(Error::Invalid(Invalid::Setting { what, rule }));
+        }
+        let holder = match (self.holder, self.label) {
+            (Some(holder), Some(label)) => Holder::known(holder.id(), label)?,
+            (Some(holder), None) => holder,
+            (None, Some(label)) => Holder::labelled(label)?,
+            (None, None) => Holder::fresh(),
+        };
+        let clock = self.clock.unwrap_or_else(|| Arc::new(SystemClock));
+        let inner = Inner {
+            keeper: Keeper::new(engine, self.retry, clock, self.observer),
+            holder,
+            renew_at_percent,
+            reentry: Reentry::default(),
+            poison: Poison::default(),
+        };
+        Ok(Client { inner: Arc::new(inner) })
+    }
+}
+
+impl Client {
+    /// Settings for a client other than the default ones.
+    pub fn builder() -> ClientBuilder {
+        ClientBuilder::default()
+    }
+
+    /// A lock that one holder at a time has.
+    pub fn mutex(&self, name: impl AsRef<str>) -> Mutex {
+        Mutex::new(self.claim(name))
+    }
+
+    /// A claim of any mode, with all options: what the primitives are made of.
+    pub fn claim(&self, name: impl AsRef<str>) -> Request {
+        Request::new(self.clone(), name)
+    }
+
+    /// Runs `work` while holding `name`, and stops it when the lease is lost.
+    ///
+    /// The work is dropped at its next await point when the lease is lost, and the error says
+    /// why. If it panics, the lease is given back, the name is marked as poisoned, and the panic
+    /// goes on.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> leasehold::Result<()> {
+    /// let client = leasehold::connect("memory:").await?;
+    /// let sum = client.with("report", async |lease| lease.fence() + 1).await?;
+    /// assert!(sum > 1);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future drops the work and gives the lease back.
+    pub async fn with<T>(
+        &self,
+        name: impl AsRef<str>,
+        work: impl AsyncFnOnce(&Lease) -> T,
+    ) -> Result<T> {
+        self.mutex(name).with(work).await
+    }
+
+    /// Who this client is in the store.
+    pub fn holder(&self) -> &Holder {
+        &self.inner.holder
+    }
+
+    /// What the store is and can promise.
+    pub fn info(&self) -> &Info {
+        self.inner.keeper.engine.info()
+    }
+
+    /// What this client did and has.
+    pub fn stats(&self) -> Stats {
+        self.inner.keeper.counters.stats()
+    }
+
+    /// What all clients of the store did, as far as they told it, and what is in its lines.
+    pub async fn store_stats(&self) -> Result<Totals> {
+        self.inner.keeper.engine.tally(&Counts::default()).await
+    }
+
+    /// Reads lines, a page at a time.
+    pub async fn inspect(&self, query: &Query) -> Result<Page> {
+        self.inner.keeper.engine.inspect(query).await
+    }
+
+    /// Reads one line; `None` if nobody is in it.
+    pub async fn show(&self, name: impl AsRef<str>) -> Result<Option<LineView>> {
+        let page = self.inspect(&Query::name(Name::new(name)?)).await?;
+        Ok(page.lines.into_iter().next())
+    }
+
+    /// Events from now on.
+    pub fn watch(&self, query: &Query) -> BoxStream<'static, Result<Event>> {
+        self.inner.keeper.engine.watch(query)
+    }
+
+    /// Takes a name from whoever holds it; returns them. The next fence is greater.
+    pub async fn force_release(
+        &self,
+        name: impl AsRef<str>,
+        reason: impl Into<String>,
+    ) -> Result<Vec<Holder>> {
+        let order = Eviction {
+            name: Name::new(name)?,
+            by: self.inner.holder.clone(),
+            reason: reason.into(),
+        };
+        self.inner.keeper.engine.evict(&order).await
+    }
+
+    /// Looks at the store's settings with the eyes of somebody who needs the promises kept.
+    pub async fn examine(&self) -> Result<Vec<Finding>> {
+        self.inner.keeper.engine.examine().await
+    }
+
+    /// Installs what the store needs; harmless when it is there.
+    pub async fn install(&self) -> Result<()> {
+        self.inner.keeper.engine.install().await
+    }
+
+    /// The statements [`install`](Self::install) runs; empty where there are none.
+    pub fn schema(&self) -> &'static str {
+        self.inner.keeper.engine.schema()
+    }
+
+    /// Takes up a lease by its handle: renews it at once and from then on.
+    pub async fn adopt(&self, handle: &Handle) -> Result<Lease> {
+        self.adopt_with(handle, handle.ttl()).await
+    }
+
+    /// Takes up a lease by its handle with another time to live.
+    pub async fn adopt_with(&self, handle: &Handle, ttl: Duration) -> Result<Lease> {
+        let keeper = &self.inner.keeper;
+        self.refuse_other_store(handle)?;
+        let terms = Terms {
+            ttl: Ttl::new(ttl)?,
+            renew: true,
+            renew_at_percent: self.inner.renew_at_percent,
+            hold_at_most: None,
+            hold_at_least: None,
+        };
+        let sent = keeper.clock.now();
+        let tenure = Arc::new(Tenure::new(handle.key.clone(), terms, sent));
+        let key = handle.key.clone();
+        let renewal = Renewal { key, ttl, patience: ttl };
+        let answers = keeper.engine.renew(std::slice::from_ref(&renewal)).await?;
+        let name = handle.name().clone();
+        match answers.into_iter().next() {
+            Some(Standing::Held { fence, remaining }) => {
+                keeper.enter(&tenure)?;
+                let now = keeper.clock.now();
+                let Some(due) = tenure.hold(fence, sent, remaining, now) else {
+                    keeper.forget(&tenure);
+                    return Err(Error::TooSlow { name, took: now.since(sent) });
+                };
+                keeper.counters.acquired();
+                keeper.expect_at(due);
+                Ok(Lease::new(&self.inner, tenure))
+            }
+            Some(Standing::Out { by, .. }) => Err(Error::Stale { name, by }),
+            _ => Err(Error::Stale { name, by: None }),
+        }
+    }
+
+    /// How long the lease of a handle is still held, without touching it; `None` if it is not.
+    pub async fn check(&self, handle: &Handle) -> Result<Option<Duration>> {
+        self.refuse_other_store(handle)?;
+        let line = self.show(handle.name().as_str()).await?;
+        let held = line.into_iter().flat_map(|line| line.held);
+        Ok(held.into_iter().find(|held| held.fence == handle.fence()).map(|held| held.remaining))
+    }
+
+    fn refuse_other_store(&self, handle: &Handle) -> Result<()> {
+        if handle.store_id != self.info().store_id {
+            return Err(Error::Config(Config::OtherStore));
+        }
+        Ok(())
+    }
+
+    /// Forgets that a holder of `name` in this process panicked.
+    pub fn clear_poison(&self, name: &Name) {
+        self.inner.poison.clear(name);
+    }
+
+    /// Releases everything this client holds or waits for, and waits until the store knows.
+    ///
+    /// Leases that are still around are lost, and claims that wait end with
+    /// [`Error::Closed`].
+    pub async fn close(&self) -> Result<()> {
+        self.inner.keeper.close().await;
+        self.inner.keeper.engine.close().await
+    }
+
+    /// Runs `work` until it ends or the lease is lost.
+    pub(crate) async fn while_held<T>(
+        lease: Lease,
+        work: impl AsyncFnOnce(&Lease) -> T,
+    ) -> Result<T> {
+        let outcome = {
+            let work = std::pin::pin!(work(&lease));
+            let lost = std::pin::pin!(lease.lost());
+            tokio::select! {
+                biased;
+                cause = lost => Err(cause),
+                value = work => Ok(value),
+            }
+        };
+        match outcome {
+            Ok(value) => {
+                // The work is done; that giving back failed must not hide its outcome. The
+                // keeper goes on trying.
+                if let Err(error) = lease.release().await {
+                    tracing::warn!(%error, "release failed; it goes on in the background");
+                }
+                Ok(value)
+            }
+            Err(cause) => Err(Error::Lost { name: lease.name().clone(), cause }),
+        }
+    }
+}
+
+/// The way into names that may be entered again.
+#[derive(Debug, Default)]
+pub(crate) struct Reentry {
+    entrances: StdMutex<HashMap<Name, Entrance>>,
+}
+
+type Entrance = Arc<AsyncMutex<Weak<Tenure>>>;
+
+impl Reentry {
+    pub(crate) fn entrance(&self, name: &Name) -> Entrance {
+        let mut entrances = self.entrances.lock().unwrap_or_else(PoisonError::into_inner);
+        if entrances.len() >= entrances.capacity() {
+            // About to grow: first drop the entrances that lead nowhere and nobody stands in.
+            entrances.retain(|_, entrance| {
+                let used = Arc::strong_count(entrance) > 1;
+                used || entrance.try_lock().is_ok_and(|inside| inside.strong_count() > 0)
+            });
+        }
+        Arc::clone(entrances.entry(name.clone()).or_default())
+    }
+}
+
+/// Names whose last holder in this process panicked.
+#[derive(Debug, Default)]
+pub(crate) struct Poison {
+    names: StdMutex<VecDeque<Name>>,
+}
+
+impl Poison {
+    fn names(&self) -> MutexGuard<'_, VecDeque<Name>> {
+        self.names.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn is_set(&self, name: &Name) -> bool {
+        self.names().contains(name)
+    }
+
+    pub(crate) fn set(&self, name: &Name) {
+        let mut names = self.names();
+        if !names.contains(name) {
+            if names.len() == POISONED_MAX {
+                names.pop_front();
+            }
+            names.push_back(name.clone());
+        }
+    }
+
+    fn clear(&self, name: &Name) {
+        self.names().retain(|other| other != name);
+    }
+}

@@ -1,0 +1,334 @@
+//! The narrow waist: what a store must be able to do, and nothing about how.
+//!
+//! Every verb is atomic for one name and safe to repeat with the same token after any error.
+//! Time is the store's: callers send durations, never instants. There are no default bodies, so
+//! that a wrapper which forgets to forward a verb does not compile.
+
+use std::fmt;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures_util::stream::BoxStream;
+
+use crate::claim::{Claim, ClaimKey, Holder, HolderId, Mode, Note, Released, Renewal, Standing};
+use crate::error::{Kind, Result};
+use crate::name::Name;
+
+/// A store's implementation of lines.
+///
+/// A dropped future may or may not have taken effect; the caller then releases the claim, which
+/// settles it either way.
+#[async_trait]
+pub trait Engine: fmt::Debug + Send + Sync + 'static {
+    /// What this engine is, and what it can promise.
+    fn info(&self) -> &Info;
+
+    /// Joins the line, asks how a claim stands, or confirms that it holds.
+    async fn claim(&self, claim: &Claim) -> Result<Standing>;
+
+    /// Ends when it is worth asking again. A bell that rang since the last answer of `claim`
+    /// counts; one that is lost is repaired by the heartbeat.
+    async fn wait(&self, key: &ClaimKey) -> Result<()>;
+
+    /// Keeps claims alive, all in one exchange where the store can.
+    async fn renew(&self, renewals: &[Renewal]) -> Result<Vec<Standing>>;
+
+    /// Gives claims back or takes them out of their lines, and rings those who hold now.
+    async fn release(&self, keys: &[ClaimKey]) -> Result<Vec<Released>>;
+
+    /// Reads lines in name order, a page at a time.
+    async fn inspect(&self, query: &Query) -> Result<Page>;
+
+    /// Events from now on.
+    fn watch(&self, query: &Query) -> BoxStream<'static, Result<Event>>;
+
+    /// Takes a name from whoever holds it; returns them.
+    async fn evict(&self, order: &Eviction) -> Result<Vec<Holder>>;
+
+    /// Adds a client's counts to the store's, and reads the sums.
+    async fn tally(&self, counts: &Counts) -> Result<Totals>;
+
+    /// Looks at the store's settings with the eyes of somebody who needs the promises kept.
+    async fn examine(&self) -> Result<Vec<Finding>>;
+
+    /// Installs what the store needs; harmless when it is there.
+    async fn install(&self) -> Result<()>;
+
+    /// The statements that `install` runs; empty where there are none.
+    fn schema(&self) -> &'static str;
+
+    /// Gives up what the engine holds outside the store's lines: mailboxes and connections.
+    async fn close(&self) -> Result<()>;
+}
+
+/// What an engine is and what it can promise.
+#[derive(Debug, Clone)]
+pub struct Info {
+    /// The engine's name, as in the documentation.
+    pub engine: &'static str,
+    /// The store's address without credentials.
+    pub store: String,
+    /// An id that is the same for every client of the same store, and no other.
+    pub store_id: u128,
+    /// What it can do.
+    pub can: Capabilities,
+    /// Whether its verbs normally answer without waiting, so that a dropped lease may be released
+    /// on the spot. Its futures must then not need a runtime until they are first pending.
+    pub immediate: bool,
+}
+
+/// What an engine can do. Conformance cases are chosen by these.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Capabilities {
+    /// Waiting claims are granted in order of arrival.
+    pub fifo: bool,
+    /// Shared claims.
+    pub shared: bool,
+    /// Permits out of a limit.
+    pub permits: bool,
+    /// Each claim has a time to live of its own.
+    pub ttl_per_claim: bool,
+    /// A lease can outlive the process that took it and be taken up by its handle.
+    pub detach: bool,
+    /// Claims of other processes are seen.
+    pub across_processes: bool,
+    /// `watch` gives events.
+    pub watch: bool,
+    /// `evict` works.
+    pub evict: bool,
+    /// `tally` adds up all clients.
+    pub tally: bool,
+}
+
+/// Which lines to read.
+#[derive(Debug, Clone, Default)]
+pub struct Query {
+    /// Which of them.
+    pub select: Select,
+    /// Only names after this one: where the last page ended.
+    pub after: Option<Name>,
+    /// At most this many lines; 0 means [`Query::LINES_MAX`].
+    pub limit: usize,
+}
+
+impl Query {
+    /// The most lines in one page, so that a page always fits a message.
+    pub const LINES_MAX: usize = 1_000;
+
+    /// All lines.
+    pub fn all() -> Self {
+        Self::default()
+    }
+
+    /// One line.
+    pub fn name(name: Name) -> Self {
+        Self { select: Select::Name(name), ..Self::default() }
+    }
+
+    /// The lines whose names begin with `prefix`.
+    pub fn prefix(prefix: impl Into<String>) -> Self {
+        Self { select: Select::Prefix(prefix.into()), ..Self::default() }
+    }
+
+    /// The lines in which `holder` has a claim.
+    pub fn holder(holder: HolderId) -> Self {
+        Self { select: Select::Holder(holder), ..Self::default() }
+    }
+
+    /// How many lines a page may have.
+    pub fn page_lines(&self) -> usize {
+        match self.limit {
+            0 => Self::LINES_MAX,
+            limit => limit.min(Self::LINES_MAX),
+        }
+    }
+
+    /// Whether an event is one of those asked for.
+    pub fn admits_event(&self, event: &Event) -> bool {
+        match &self.select {
+            Select::Holder(holder) => event.holder.id() == *holder,
+            _ => self.admits(&event.name),
+        }
+    }
+
+    /// Whether a name is among those asked for; a query by holder leaves that to the line.
+    pub fn admits(&self, name: &Name) -> bool {
+        let after = self.after.as_ref().is_none_or(|after| name > after);
+        after
+            && match &self.select {
+                Select::All | Select::Holder(_) => true,
+                Select::Name(only) => only == name,
+                Select::Prefix(prefix) => name.as_str().starts_with(prefix),
+            }
+    }
+}
+
+/// The choice of lines in a [`Query`].
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Select {
+    /// Every line.
+    #[default]
+    All,
+    /// One line.
+    Name(Name),
+    /// Names that begin so.
+    Prefix(String),
+    /// Lines in which this holder has a claim.
+    Holder(HolderId),
+}
+
+/// Lines as they were read.
+#[derive(Debug, Clone, Default)]
+pub struct Page {
+    /// In name order.
+    pub lines: Vec<LineView>,
+    /// Ask again with this as `after` for more.
+    pub next: Option<Name>,
+}
+
+/// One name's line as others may see it.
+#[derive(Debug, Clone)]
+pub struct LineView {
+    /// The name.
+    pub name: Name,
+    /// What it is in use as.
+    pub kind: Kind,
+    /// The claims that hold, in order.
+    pub held: Vec<ClaimView>,
+    /// The claims that wait, in order.
+    pub waiting: Vec<ClaimView>,
+}
+
+/// A claim as others may see it: everything but its token.
+#[derive(Debug, Clone)]
+pub struct ClaimView {
+    /// Who.
+    pub holder: Holder,
+    /// Its number.
+    pub fence: u64,
+    /// What it asked for.
+    pub mode: Mode,
+    /// Since when it holds, or waits.
+    pub age: Duration,
+    /// How long without another word.
+    pub remaining: Duration,
+    /// What its holder wrote.
+    pub note: Note,
+}
+
+/// Something that happened to a claim.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Event {
+    /// What.
+    pub kind: EventKind,
+    /// On which name.
+    pub name: Name,
+    /// Whose claim.
+    pub holder: Holder,
+    /// Its number.
+    pub fence: u64,
+}
+
+impl Event {
+    /// Says that a watcher was too slow. Its name and holder mean nothing.
+    pub fn missed(count: u64, at: &Name) -> Self {
+        let (kind, holder) = (EventKind::Missed(count), Holder::fresh());
+        Self { kind, name: at.clone(), holder, fence: 0 }
+    }
+}
+
+/// What happened.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum EventKind {
+    /// A claim stands in line.
+    Queued,
+    /// A claim holds.
+    Granted,
+    /// A lease was given back.
+    Released,
+    /// A waiting claim went away.
+    Left,
+    /// A claim's time ran out.
+    Expired,
+    /// An administrator took a lease.
+    Evicted {
+        /// Why.
+        reason: String,
+    },
+    /// The watcher was too slow, and this many events are missing before the next.
+    Missed(u64),
+}
+
+/// An administrator's order to take a name from whoever holds it.
+#[derive(Debug, Clone)]
+pub struct Eviction {
+    /// The name.
+    pub name: Name,
+    /// Who orders it.
+    pub by: Holder,
+    /// Why, for the record.
+    pub reason: String,
+}
+
+/// What a client counted since it last told the store.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Leases granted.
+    pub acquired: u64,
+    /// Leases given back.
+    pub released: u64,
+    /// Claims that had to wait or were refused because somebody held the name.
+    pub contended: u64,
+    /// Leases whose time ran out in the store.
+    pub expired: u64,
+    /// Leases their holder found lost.
+    pub lost: u64,
+}
+
+impl std::ops::AddAssign for Counts {
+    fn add_assign(&mut self, other: Self) {
+        self.acquired += other.acquired;
+        self.released += other.released;
+        self.contended += other.contended;
+        self.expired += other.expired;
+        self.lost += other.lost;
+    }
+}
+
+/// The counts of all clients of a store, and what is in its lines now.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Totals {
+    /// What clients counted and told.
+    pub counts: Counts,
+    /// Leases held now.
+    pub active: u64,
+    /// Claims waiting now.
+    pub waiting: u64,
+}
+
+/// One thing `examine` looked at.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Finding {
+    /// How much it matters.
+    pub level: Level,
+    /// What was looked at.
+    pub subject: &'static str,
+    /// What was found.
+    pub found: String,
+    /// What to change; empty where nothing needs to be.
+    pub advice: String,
+}
+
+/// How much a [`Finding`] matters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum Level {
+    /// As it should be.
+    Good,
+    /// A promise is weaker than it could be.
+    Warning,
+    /// A promise is broken.
+    Bad,
+}

@@ -1,0 +1,338 @@
+//! Everything that can go wrong, typed, and whether trying again may help.
+//!
+//! Expected outcomes (somebody else holds it, the lease had expired) are values elsewhere; an
+//! [`Error`] means the question could not be answered or should not have been asked.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::claim::{Holder, Mode, Note, Ttl};
+use crate::name::Name;
+
+/// The result of every fallible call of this library.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why a call failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The request breaks a rule of the library; nothing was sent.
+    #[error(transparent)]
+    Invalid(#[from] Invalid),
+
+    /// The store's address or settings cannot be used as they are.
+    #[error(transparent)]
+    Config(#[from] Config),
+
+    /// The store did not answer, or not in time. Whether the request took effect is unknown;
+    /// repeating it with the same token is harmless, and the library does so by itself.
+    #[error("cannot reach the store `{store}`: {cause}")]
+    Unreachable {
+        /// The store, without credentials.
+        store: String,
+        /// What was seen.
+        cause: String,
+    },
+
+    /// The store answered with a failure of its own.
+    #[error("the store `{store}` failed: {cause}")]
+    Store {
+        /// The store, without credentials.
+        store: String,
+        /// What it said.
+        cause: String,
+        /// Whether the same request may succeed later.
+        transient: bool,
+    },
+
+    /// The store is not the one this client connected to any more (its file was replaced).
+    #[error("the store `{store}` was replaced under this client; connect again")]
+    Replaced {
+        /// The store, without credentials.
+        store: String,
+    },
+
+    /// A claim of another kind, or with another limit, is on this name.
+    #[error(
+        "`{name}` is in use as {in_force}, not as {asked}; all who use a name must agree on its kind"
+    )]
+    Mismatch {
+        /// The name.
+        name: Name,
+        /// What the line was made for.
+        in_force: Kind,
+        /// What this claim asked for.
+        asked: Kind,
+    },
+
+    /// The lease was lost while work that needed it was going on.
+    #[error("the lease on `{name}` was lost: {cause}")]
+    Lost {
+        /// The name.
+        name: Name,
+        /// Why.
+        cause: LostCause,
+    },
+
+    /// The store granted the claim, but so late that the lease had already run out.
+    #[error(
+        "the answer for `{name}` took {took:?}, longer than its ttl; raise the ttl or look at the store"
+    )]
+    TooSlow {
+        /// The name.
+        name: Name,
+        /// From sending the request to reading its answer.
+        took: Duration,
+    },
+
+    /// Waiting would never end: the holders named wait for one another.
+    #[error("waiting for `{name}` would be a deadlock: {cycle}")]
+    Deadlock {
+        /// The name this claim asked for.
+        name: Name,
+        /// Each name in the cycle with its holder.
+        cycle: Cycle,
+    },
+
+    /// The handle names a lease that is not, or no longer, held.
+    #[error("the lease of this handle on `{name}` is not held any more{}", taken_by(.by))]
+    Stale {
+        /// The name.
+        name: Name,
+        /// Who holds the name now, if anybody does.
+        by: Option<Holder>,
+    },
+
+    /// A named limit of the library was reached.
+    #[error("too many {what}: the limit is {limit}")]
+    Limit {
+        /// What there are too many of.
+        what: &'static str,
+        /// How many there may be.
+        limit: usize,
+    },
+
+    /// The client was closed.
+    #[error("this client is closed")]
+    Closed,
+}
+
+impl Error {
+    /// Whether the same call may succeed when it is tried again.
+    pub fn is_transient(&self) -> bool {
+        match self {
+            Error::Unreachable { .. } | Error::TooSlow { .. } => true,
+            Error::Store { transient, .. } => *transient,
+            _ => false,
+        }
+    }
+}
+
+fn taken_by(by: &Option<Holder>) -> String {
+    by.as_ref().map(|holder| format!("; `{}` has it now", holder.label())).unwrap_or_default()
+}
+
+/// A request that breaks a rule, found before anything is sent.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Invalid {
+    /// A name of no bytes.
+    #[error("a lock name must have 1 to {} bytes; this one is empty", Name::BYTES_MAX)]
+    NameEmpty,
+    /// A name of too many bytes.
+    #[error("a lock name must have 1 to {} bytes; this one has {bytes}", Name::BYTES_MAX)]
+    NameTooLong {
+        /// Its length.
+        bytes: usize,
+    },
+    /// A name with a NUL byte.
+    #[error("a lock name must not contain a NUL byte")]
+    NameHasNul,
+    /// A time to live out of bounds.
+    #[error("a ttl must be between {:?} and {:?}; this one is {ttl:?}", Ttl::MIN, Ttl::MAX)]
+    Ttl {
+        /// The value given.
+        ttl: Duration,
+    },
+    /// A note of too many bytes.
+    #[error("a note may have up to {} bytes; this one has {bytes}", Note::BYTES_MAX)]
+    NoteTooLong {
+        /// Its length.
+        bytes: usize,
+    },
+    /// A holder label of no bytes, too many bytes, or with control characters.
+    #[error(
+        "a holder label must have 1 to {} bytes and no control characters",
+        Holder::LABEL_BYTES_MAX
+    )]
+    Label,
+    /// Permits that cannot be taken.
+    #[error("permits must be 1 to the limit, and the limit at least 1; asked for {take} of {of}")]
+    Permits {
+        /// How many were asked for.
+        take: u32,
+        /// Out of how many.
+        of: u32,
+    },
+    /// A text that is no handle.
+    #[error("this is not a lease handle: {reason}")]
+    Handle {
+        /// What does not fit.
+        reason: &'static str,
+    },
+    /// A setting of the client that is out of bounds.
+    #[error("{what} must be {rule}")]
+    Setting {
+        /// The setting.
+        what: &'static str,
+        /// Its rule.
+        rule: &'static str,
+    },
+}
+
+/// A store address or setting that cannot be used as it is.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Config {
+    /// A text that is no store URL.
+    #[error("this is not a store url: {reason}; examples: {}", known_list(.known))]
+    Url {
+        /// What does not fit.
+        reason: String,
+        /// The schemes of this build.
+        known: Vec<&'static str>,
+    },
+    /// A scheme nobody knows.
+    #[error("unknown store scheme `{scheme}`; this build knows {}", known_list(.known))]
+    UnknownScheme {
+        /// The scheme given.
+        scheme: String,
+        /// The schemes of this build.
+        known: Vec<&'static str>,
+    },
+    /// A scheme of an engine that was left out of this build.
+    #[error("the engine for `{scheme}` is not in this build; {advice}")]
+    NotBuilt {
+        /// The scheme given.
+        scheme: String,
+        /// What to do.
+        advice: &'static str,
+    },
+    /// An option in the URL's query that the engine does not know, or whose value it cannot read.
+    #[error("the store option `{option}` {reason}")]
+    Option {
+        /// The option.
+        option: String,
+        /// What does not fit.
+        reason: String,
+    },
+    /// A place or state that would make the lock unsafe or unusable.
+    #[error("refusing to use `{}`: {reason}; {advice}", .path.display())]
+    Refused {
+        /// The file or folder.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+        /// What to do.
+        advice: &'static str,
+    },
+    /// The store cannot do what was asked.
+    #[error("{engine} cannot {what}; {advice}")]
+    Unsupported {
+        /// The engine.
+        engine: &'static str,
+        /// What was asked.
+        what: &'static str,
+        /// What to do instead.
+        advice: &'static str,
+    },
+    /// A handle made for another store.
+    #[error("this handle belongs to another store; use the url it was made with")]
+    OtherStore,
+}
+
+fn known_list(known: &[&str]) -> String {
+    known.iter().map(|scheme| format!("`{scheme}`")).collect::<Vec<_>>().join(", ")
+}
+
+/// Why a lease is no longer held.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum LostCause {
+    /// Its time ran out before a renewal came through although the store answered.
+    Expired,
+    /// The store could not be reached until the time ran out.
+    Unreachable,
+    /// Somebody else holds the name now.
+    TakenBy(Holder),
+    /// An administrator took it, or the store lost it.
+    Removed,
+    /// It was held for as long as `max_hold` allows and was given back.
+    MaxHold,
+    /// The store is not the one it was granted by.
+    Replaced,
+    /// The client was closed.
+    Closed,
+}
+
+impl fmt::Display for LostCause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            LostCause::Expired => f.write_str("its time ran out before it could be renewed"),
+            LostCause::Unreachable => {
+                f.write_str("the store could not be reached until its time ran out")
+            }
+            LostCause::TakenBy(holder) => write!(f, "`{}` has it now", holder.label()),
+            LostCause::Removed => f.write_str("it was force-released or removed from the store"),
+            LostCause::MaxHold => f.write_str("it was held for the longest time allowed"),
+            LostCause::Replaced => f.write_str("the store was replaced"),
+            LostCause::Closed => f.write_str("the client was closed"),
+        }
+    }
+}
+
+/// The kind a name is in use as.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Kind {
+    /// Exclusive and shared claims.
+    Lock,
+    /// Permits out of a limit.
+    Permits {
+        /// The limit.
+        of: u32,
+    },
+}
+
+impl From<Mode> for Kind {
+    fn from(mode: Mode) -> Self {
+        match mode {
+            Mode::Exclusive | Mode::Shared => Kind::Lock,
+            Mode::Permits { of, .. } => Kind::Permits { of },
+        }
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Kind::Lock => f.write_str("a lock"),
+            Kind::Permits { of } => write!(f, "a semaphore of {of}"),
+        }
+    }
+}
+
+/// The names and holders of a deadlock, in waiting order.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Cycle(pub Vec<(Name, Holder)>);
+
+impl fmt::Display for Cycle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, (name, holder)) in self.0.iter().enumerate() {
+            let comma = if index == 0 { "" } else { ", " };
+            write!(f, "{comma}`{name}` is held by `{}`", holder.label())?;
+        }
+        Ok(())
+    }
+}

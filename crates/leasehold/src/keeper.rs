@@ -1,0 +1,500 @@
+//! Keeps a client's claims alive: one task for all of them, on an OS thread of its own.
+//!
+//! It renews leases and waiting claims in batches, declares leases lost by the local clock, and
+//! finishes what was dropped or cancelled. Because it has its own thread, work that blocks the
+//! caller's runtime cannot starve it, and a lease can be dropped where no runtime is.
+
+use std::future::Future;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+use futures_util::stream::{FuturesUnordered, StreamExt};
+use tokio::sync::{Notify, oneshot};
+
+use crate::claim::{ClaimKey, Released, Renewal, Standing};
+use crate::clock::{Clock, Moment};
+use crate::engine::{Counts, Engine};
+use crate::error::{Error, LostCause, Result};
+use crate::layer::retry::{Retry, RetryPolicy};
+use crate::observe::{Counters, Measure, Observer};
+use crate::registry::Registry;
+use crate::tenure::{Answered, Duty, Phase, Tenure};
+
+/// The most claims in one exchange, so that a batch never holds a store up for long.
+const BATCH_MAX: usize = 1_000;
+
+/// The most exchanges of the keeper under way at once: a slow one must not hold up the others,
+/// and a dead store must not collect a crowd.
+const EXCHANGES_MAX: usize = 4;
+
+/// How often a client's counts are added to the store's.
+const TALLY_EVERY: Duration = Duration::from_secs(10);
+
+/// The pause before a failed release is tried again.
+const RELEASE_RETRY: Duration = Duration::from_millis(100);
+
+#[derive(Debug)]
+pub(crate) struct Keeper {
+    /// For callers: tries transient failures again.
+    pub(crate) engine: Arc<dyn Engine>,
+    /// For the keeper, which has its own way of trying again and must not need a runtime where a
+    /// lease is dropped.
+    direct: Arc<dyn Engine>,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) counters: Counters,
+    pub(crate) observer: Option<Arc<dyn Observer>>,
+    registry: Registry,
+    desk: Mutex<Desk>,
+    wake: Notify,
+    /// When the keeper looks around next, in nanoseconds; `u64::MAX` while it does.
+    wake_at: AtomicU64,
+    closed: AtomicBool,
+}
+
+/// What callers leave for the keeper.
+#[derive(Debug, Default)]
+struct Desk {
+    running: bool,
+    /// Claims to take out of the store. Bounded by the registry: each was a tenure.
+    partings: Vec<Parting>,
+    next_parting: Option<Moment>,
+    /// Whom to tell when everything is finished.
+    closers: Vec<oneshot::Sender<()>>,
+    told: Counts,
+    last_tally: Option<Moment>,
+    thread_failed: bool,
+}
+
+/// A claim whose owner is done with it.
+#[derive(Debug, Clone)]
+pub(crate) struct Parting {
+    key: ClaimKey,
+    /// It stays in the store until then, although nobody works under it any more.
+    keep_until: Option<Moment>,
+    /// After this the store has dropped it by itself.
+    give_up: Moment,
+}
+
+enum Done {
+    Renewed { batch: Vec<(Arc<Tenure>, Duration)>, sent: Moment, result: Result<Vec<Standing>> },
+    Parted { partings: Vec<Parting>, result: Result<()> },
+    Tallied { counts: Counts, result: Result<()> },
+}
+
+impl Keeper {
+    pub(crate) fn new(
+        direct: Arc<dyn Engine>,
+        retry: RetryPolicy,
+        clock: Arc<dyn Clock>,
+        observer: Option<Arc<dyn Observer>>,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            engine: Retry::wrap(Arc::clone(&direct), retry),
+            direct,
+            clock,
+            counters: Counters::default(),
+            observer,
+            registry: Registry::new(),
+            desk: Mutex::default(),
+            wake: Notify::new(),
+            wake_at: AtomicU64::new(u64::MAX),
+            closed: AtomicBool::new(false),
+        })
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn observe(&self, measure: Measure<'_>) {
+        if let Some(observer) = &self.observer {
+            observer.observe(&measure);
+        }
+    }
+
+    /// Takes a tenure into care before its claim is sent, so that nothing sent is ever forgotten.
+    pub(crate) fn enter(&self, tenure: &Arc<Tenure>) -> Result<()> {
+        if self.is_closed() {
+            return Err(Error::Closed);
+        }
+        self.registry.enter(tenure)
+    }
+
+    /// Something of a tenure is due at `at`; the keeper wakes if it would sleep past it.
+    pub(crate) fn expect_at(self: &Arc<Self>, at: Moment) {
+        if at.as_nanos() < self.wake_at.load(Ordering::SeqCst) {
+            self.start();
+            self.wake.notify_one();
+        }
+    }
+
+    /// Lets go of a tenure without touching its claim in the store.
+    pub(crate) fn forget(&self, tenure: &Tenure) {
+        tenure.finish();
+        self.registry.leave(tenure);
+    }
+
+    /// Finishes a tenure whose owner went away: its claim leaves the store now where the engine
+    /// answers at once, else as soon as the keeper gets through.
+    pub(crate) fn abandon(self: &Arc<Self>, tenure: &Arc<Tenure>) {
+        let Some(parting) = self.part_from(tenure) else { return };
+        if self.engine.info().immediate && self.part_on_the_spot(&parting) {
+            return;
+        }
+        self.post(vec![parting]);
+    }
+
+    /// Ends a tenure and says what must still be told to the store, if anything.
+    pub(crate) fn part_from(&self, tenure: &Arc<Tenure>) -> Option<Parting> {
+        let phase = tenure.finish()?;
+        self.registry.leave(tenure);
+        if matches!(phase, Phase::Lost(_)) {
+            // The store dropped it, or the keeper took it out when it found the loss.
+            return None;
+        }
+        let now = self.clock.now();
+        let life = tenure.life();
+        if phase == Phase::Held {
+            self.counters.released();
+            self.observe(Measure::Released { name: &tenure.key.name, held: now.since(life.since) });
+        }
+        let keep_until =
+            if phase == Phase::Held { life.keep_until().filter(|at| *at > now) } else { None };
+        let give_up = now + life.terms.ttl.get();
+        Some(Parting { key: tenure.key.clone(), keep_until, give_up })
+    }
+
+    fn part_on_the_spot(&self, parting: &Parting) -> bool {
+        let parted = part(&*self.direct, &*self.clock, parting);
+        let mut parted = std::pin::pin!(parted);
+        let mut nobody = Context::from_waker(Waker::noop());
+        matches!(parted.as_mut().poll(&mut nobody), Poll::Ready(Ok(_)))
+    }
+
+    /// Leaves partings for the keeper.
+    pub(crate) fn post(self: &Arc<Self>, partings: Vec<Parting>) {
+        let mut desk = self.desk();
+        desk.partings.extend(partings);
+        desk.next_parting = None;
+        drop(desk);
+        self.start();
+        self.wake.notify_one();
+    }
+
+    /// Releases everything, stops the renewals, and waits until the store has been told.
+    pub(crate) async fn close(self: &Arc<Self>) {
+        self.closed.store(true, Ordering::Release);
+        let tenures = self.registry.all();
+        let partings = tenures.iter().filter_map(|tenure| self.part_from(tenure)).collect();
+        self.post(partings);
+        for tenure in tenures {
+            tenure.bell.notify_one();
+        }
+        let (sender, receiver) = oneshot::channel();
+        self.desk().closers.push(sender);
+        self.start();
+        self.wake.notify_one();
+        // The keeper drops the sender only after its last exchange; either way it is finished.
+        let _finished = receiver.await;
+    }
+
+    /// Nobody will ask anything more: finish what is left, then end the thread.
+    pub(crate) fn retire(self: &Arc<Self>) {
+        self.closed.store(true, Ordering::Release);
+        self.wake.notify_one();
+    }
+
+    /// Starts the thread if it does not run.
+    fn start(self: &Arc<Self>) {
+        let mut desk = self.desk();
+        if desk.running {
+            return;
+        }
+        let keeper = Arc::clone(self);
+        let thread = std::thread::Builder::new().name("leasehold-keeper".into());
+        match thread.spawn(move || keeper.thread()) {
+            Ok(_detached) => desk.running = true,
+            Err(error) if !desk.thread_failed => {
+                desk.thread_failed = true;
+                tracing::error!(%error, "cannot start the keeper: leases will not be renewed");
+            }
+            Err(_) => {}
+        }
+    }
+
+    fn thread(self: Arc<Self>) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        match runtime {
+            Ok(runtime) => runtime.block_on(self.run()),
+            Err(error) => {
+                tracing::error!(%error, "cannot start the keeper: leases will not be renewed");
+                self.desk().running = false;
+            }
+        }
+    }
+
+    async fn run(self: Arc<Self>) {
+        let mut exchanges: FuturesUnordered<BoxFuture<'static, Done>> = FuturesUnordered::new();
+        loop {
+            self.wake_at.store(u64::MAX, Ordering::SeqCst);
+            let mut next = self.begin_renewals(&mut exchanges);
+            next = next.min(self.begin_partings(&mut exchanges));
+            next = next.min(self.begin_tally(&mut exchanges));
+            if exchanges.is_empty() && self.may_end() {
+                return;
+            }
+            self.wake_at.store(next.as_nanos(), Ordering::SeqCst);
+            tokio::select! {
+                biased;
+                Some(done) = exchanges.next() => self.finish_exchange(done),
+                () = self.wake.notified() => {}
+                () = self.clock.alarm(next), if next != Moment::NEVER => {}
+            }
+        }
+    }
+
+    /// Looks at every tenure: declares the lost, sends renewals for the due.
+    fn begin_renewals(
+        self: &Arc<Self>,
+        exchanges: &mut FuturesUnordered<BoxFuture<'static, Done>>,
+    ) -> Moment {
+        let now = self.clock.now();
+        let mut next = Moment::NEVER;
+        let mut earliest = Moment::NEVER;
+        let mut due = Vec::new();
+        let mut ended = Vec::new();
+        self.registry.for_each(|tenure| match tenure.duty(now) {
+            Duty::Rest(until) => next = next.min(until),
+            Duty::Renew { renewal, due: at } => {
+                earliest = earliest.min(at);
+                due.push((Arc::clone(tenure), renewal));
+            }
+            Duty::Lost(cause) => ended.push((Arc::clone(tenure), cause)),
+            Duty::GiveBack => ended.push((Arc::clone(tenure), LostCause::MaxHold)),
+        });
+        for (tenure, cause) in ended {
+            self.lose(&tenure, cause);
+        }
+        if earliest > now {
+            return next.min(earliest);
+        }
+        let room = EXCHANGES_MAX.saturating_sub(exchanges.len()) * BATCH_MAX;
+        for batch in due[..due.len().min(room)].chunks(BATCH_MAX) {
+            exchanges.push(Box::pin(Arc::clone(self).renew(batch.to_vec(), now)));
+        }
+        // What did not fit goes out when an exchange ends, which wakes this loop.
+        next
+    }
+
+    fn renew(
+        self: Arc<Self>,
+        batch: Vec<(Arc<Tenure>, Renewal)>,
+        sent: Moment,
+    ) -> impl Future<Output = Done> + Send + 'static {
+        for (tenure, _) in &batch {
+            tenure.sent();
+        }
+        async move {
+            let shortest = batch.iter().map(|(_, renewal)| renewal.ttl).min().unwrap_or_default();
+            let timeout = (shortest / 4).clamp(Duration::from_millis(50), Duration::from_secs(5));
+            let (tenures, renewals): (Vec<_>, Vec<_>) =
+                batch.into_iter().map(|(tenure, renewal)| ((tenure, renewal.ttl), renewal)).unzip();
+            let result = tokio::select! {
+                biased;
+                result = self.direct.renew(&renewals) => result,
+                () = self.clock.sleep_until(sent + timeout) => Err(Error::Unreachable {
+                    store: self.engine.info().store.clone(),
+                    cause: format!("no answer to a renewal within {timeout:?}"),
+                }),
+            };
+            Done::Renewed { batch: tenures, sent, result }
+        }
+    }
+
+    fn begin_partings(
+        self: &Arc<Self>,
+        exchanges: &mut FuturesUnordered<BoxFuture<'static, Done>>,
+    ) -> Moment {
+        let now = self.clock.now();
+        let mut desk = self.desk();
+        desk.partings.retain(|parting| {
+            let waiting = parting.give_up > now;
+            if !waiting {
+                tracing::warn!(name = %parting.key.name, "gave up releasing; its ttl has passed");
+            }
+            waiting
+        });
+        if desk.partings.is_empty() {
+            return Moment::NEVER;
+        }
+        if let Some(at) = desk.next_parting.filter(|at| *at > now) {
+            return at;
+        }
+        if exchanges.len() >= EXCHANGES_MAX {
+            return Moment::NEVER;
+        }
+        let count = desk.partings.len().min(BATCH_MAX);
+        let partings: Vec<Parting> = desk.partings.drain(..count).collect();
+        drop(desk);
+        let keeper = Arc::clone(self);
+        exchanges.push(Box::pin(async move {
+            let result = part_all(&*keeper.direct, &*keeper.clock, &partings).await;
+            Done::Parted { partings, result }
+        }));
+        Moment::NEVER
+    }
+
+    fn begin_tally(
+        self: &Arc<Self>,
+        exchanges: &mut FuturesUnordered<BoxFuture<'static, Done>>,
+    ) -> Moment {
+        let mut desk = self.desk();
+        let counts = self.counters.untold(&desk.told);
+        if counts == Counts::default() || !self.engine.info().can.tally {
+            return Moment::NEVER;
+        }
+        let now = self.clock.now();
+        let at = *desk.last_tally.get_or_insert(now) + TALLY_EVERY;
+        if now < at && !self.is_closed() {
+            return at;
+        }
+        desk.last_tally = Some(now);
+        desk.told += counts;
+        drop(desk);
+        let keeper = Arc::clone(self);
+        exchanges.push(Box::pin(async move {
+            let result = keeper.direct.tally(&counts).await.map(|_totals| ());
+            Done::Tallied { counts, result }
+        }));
+        Moment::NEVER
+    }
+
+    fn finish_exchange(self: &Arc<Self>, done: Done) {
+        match done {
+            Done::Renewed { batch, sent, result } => self.finish_renewal(&batch, sent, result),
+            Done::Parted { partings, result: Err(error) } if error.is_transient() => {
+                let mut desk = self.desk();
+                desk.partings.extend(partings);
+                desk.next_parting = Some(self.clock.now() + RELEASE_RETRY);
+            }
+            Done::Parted { result: Err(error), .. } => {
+                tracing::warn!(%error, "could not release; the ttl will");
+            }
+            Done::Tallied { counts, result: Err(error) } => {
+                tracing::debug!(%error, ?counts, "counts were not added to the store's");
+            }
+            Done::Parted { .. } | Done::Tallied { .. } => {}
+        }
+    }
+
+    fn finish_renewal(
+        self: &Arc<Self>,
+        batch: &[(Arc<Tenure>, Duration)],
+        sent: Moment,
+        result: Result<Vec<Standing>>,
+    ) {
+        let now = self.clock.now();
+        let claims = batch.len();
+        match result {
+            Ok(answers) => {
+                debug_assert_eq!(answers.len(), claims, "an answer for each renewal");
+                self.observe(Measure::Renewed { claims, took: now.since(sent) });
+                for ((tenure, ttl), answer) in batch.iter().zip(&answers) {
+                    if let Answered::Lost(cause) = tenure.answered(sent, *ttl, answer) {
+                        self.report_loss(tenure, &cause);
+                        self.registry.leave(tenure);
+                    }
+                }
+            }
+            Err(Error::Replaced { .. }) => {
+                for (tenure, _) in batch {
+                    self.lose(tenure, LostCause::Replaced);
+                }
+            }
+            Err(error) => {
+                tracing::warn!(%error, claims, "renewal failed; trying again until the deadline");
+                self.observe(Measure::RenewalFailed { claims, error: &error });
+                for (tenure, _) in batch {
+                    tenure.failed(now, &error);
+                }
+            }
+        }
+    }
+
+    /// Ends a tenure as lost, reports it, and takes what may be left of it out of the store.
+    fn lose(self: &Arc<Self>, tenure: &Arc<Tenure>, cause: LostCause) {
+        tenure.lose(cause.clone());
+        self.report_loss(tenure, &cause);
+        self.registry.leave(tenure);
+        let give_up = self.clock.now() + tenure.life().terms.ttl.get();
+        let mut desk = self.desk();
+        desk.partings.push(Parting { key: tenure.key.clone(), keep_until: None, give_up });
+    }
+
+    fn report_loss(&self, tenure: &Tenure, cause: &LostCause) {
+        let held = self.clock.now().since(tenure.life().since);
+        tracing::warn!(name = %tenure.key.name, %cause, "lease lost");
+        self.counters.lost(cause);
+        self.observe(Measure::Lost { name: &tenure.key.name, cause, held });
+    }
+
+    /// Whether the thread may end; if so it is marked as ended, and whoever closes is told.
+    fn may_end(&self) -> bool {
+        let mut desk = self.desk();
+        let end = self.is_closed() && desk.partings.is_empty();
+        if end {
+            desk.running = false;
+            for closer in desk.closers.drain(..) {
+                // Whoever closed may have stopped waiting.
+                let _gone = closer.send(());
+            }
+        }
+        end
+    }
+
+    fn desk(&self) -> MutexGuard<'_, Desk> {
+        self.desk.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Tells the store that a claim's owner is done with it.
+pub(crate) async fn part(
+    engine: &dyn Engine,
+    clock: &dyn Clock,
+    parting: &Parting,
+) -> Result<Released> {
+    let now = clock.now();
+    let key = parting.key.clone();
+    match parting.keep_until.filter(|at| *at > now) {
+        Some(until) => {
+            let ttl = until.since(now);
+            let answers = engine.renew(&[Renewal { key, ttl, patience: ttl }]).await?;
+            Ok(match answers.into_iter().next() {
+                Some(Standing::Out { by: Some(holder), .. }) => Released::TakenBy(holder),
+                Some(Standing::Out { .. }) => Released::AlreadyExpired,
+                _ => Released::Released,
+            })
+        }
+        None => {
+            let answers = engine.release(&[key]).await?;
+            Ok(answers.into_iter().next().unwrap_or(Released::AlreadyExpired))
+        }
+    }
+}
+
+async fn part_all(engine: &dyn Engine, clock: &dyn Clock, partings: &[Parting]) -> Result<()> {
+    let now = clock.now();
+    let (kept, gone): (Vec<_>, Vec<_>) =
+        partings.iter().partition(|parting| parting.keep_until.is_some_and(|at| at > now));
+    for parting in kept {
+        part(engine, clock, parting).await?;
+    }
+    if !gone.is_empty() {
+        let keys: Vec<ClaimKey> = gone.iter().map(|parting| parting.key.clone()).collect();
+        engine.release(&keys).await?;
+    }
+    Ok(())
+}

@@ -1,0 +1,230 @@
+//! Makes trouble on purpose: an engine that fails, loses answers or hangs when it is told to.
+//!
+//! For tests of the library and of the code that uses it. The wrapped engine is untouched; only
+//! what its caller sees changes.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use async_trait::async_trait;
+use futures_util::stream::BoxStream;
+use tokio::sync::Notify;
+
+use crate::claim::{Claim, ClaimKey, Holder, Released, Renewal, Standing};
+use crate::engine::{Counts, Engine, Event, Eviction, Finding, Info, Page, Query, Totals};
+use crate::error::{Error, Result};
+
+/// The verbs trouble can be made for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Verb {
+    /// `claim`
+    Claim,
+    /// `wait`
+    Wait,
+    /// `renew`
+    Renew,
+    /// `release`
+    Release,
+}
+
+/// The kinds of trouble.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Trouble {
+    /// The request never reaches the store; the caller gets an error.
+    Refuse,
+    /// The request takes effect, but its answer is lost; the caller gets an error.
+    LoseAnswer,
+    /// The request never reaches the store, and the caller hears nothing until
+    /// [`Chaos::heal`].
+    Hang,
+    /// The request takes effect, and the caller hears nothing until [`Chaos::heal`].
+    HangAfter,
+}
+
+/// The switchboard of a [`Troubled`] engine. Clones are the same board.
+#[derive(Debug, Clone, Default)]
+pub struct Chaos {
+    board: Arc<Board>,
+}
+
+#[derive(Debug, Default)]
+struct Board {
+    orders: Mutex<Vec<Order>>,
+    healed: Notify,
+    calls: [AtomicU64; 4],
+    waiting: AtomicU32,
+    arrived: Notify,
+}
+
+#[derive(Debug)]
+struct Order {
+    verb: Verb,
+    trouble: Trouble,
+    /// How many more calls to let through first.
+    skip: u32,
+    /// How many calls are troubled then.
+    times: u32,
+}
+
+impl Chaos {
+    /// Wraps an engine.
+    pub fn trouble(&self, engine: impl Engine) -> Troubled {
+        let mut info = engine.info().clone();
+        // A lease dropped on a troubled engine goes the long way, like on a remote one.
+        info.immediate = false;
+        Troubled { engine: Arc::new(engine), info, chaos: self.clone() }
+    }
+
+    /// Makes trouble for the next `times` calls of `verb`.
+    pub fn next(&self, verb: Verb, trouble: Trouble, times: u32) {
+        self.after(0, verb, trouble, times);
+    }
+
+    /// Lets `skip` calls of `verb` through, then makes trouble for `times` calls.
+    pub fn after(&self, skip: u32, verb: Verb, trouble: Trouble, times: u32) {
+        self.orders().push(Order { verb, trouble, skip, times });
+    }
+
+    /// Ends all trouble, and lets go whoever hangs.
+    pub fn heal(&self) {
+        self.orders().clear();
+        self.board.healed.notify_waiters();
+    }
+
+    /// How many calls of `verb` were made.
+    pub fn calls(&self, verb: Verb) -> u64 {
+        self.board.calls[verb as usize].load(Ordering::SeqCst)
+    }
+
+    /// Ends when `count` calls hang.
+    pub async fn hanging(&self, count: u32) {
+        loop {
+            let arrived = self.board.arrived.notified();
+            if self.board.waiting.load(Ordering::SeqCst) >= count {
+                return;
+            }
+            arrived.await;
+        }
+    }
+
+    fn orders(&self) -> MutexGuard<'_, Vec<Order>> {
+        self.board.orders.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn meet(&self, verb: Verb) -> Option<Trouble> {
+        self.board.calls[verb as usize].fetch_add(1, Ordering::SeqCst);
+        let mut orders = self.orders();
+        let index = orders.iter().position(|order| order.verb == verb)?;
+        let order = &mut orders[index];
+        if order.skip > 0 {
+            order.skip -= 1;
+            return None;
+        }
+        let trouble = order.trouble;
+        order.times = order.times.saturating_sub(1);
+        if order.times == 0 {
+            orders.remove(index);
+        }
+        Some(trouble)
+    }
+
+    async fn hang(&self) {
+        let healed = self.board.healed.notified();
+        self.board.waiting.fetch_add(1, Ordering::SeqCst);
+        self.board.arrived.notify_waiters();
+        healed.await;
+    }
+}
+
+/// An engine in trouble; made by [`Chaos::trouble`].
+#[derive(Debug)]
+pub struct Troubled {
+    engine: Arc<dyn Engine>,
+    info: Info,
+    chaos: Chaos,
+}
+
+impl Troubled {
+    fn cut(&self) -> Error {
+        let cause = "the test cut the connection".to_owned();
+        Error::Unreachable { store: self.info.store.clone(), cause }
+    }
+
+    async fn through<T: Send>(
+        &self,
+        verb: Verb,
+        call: impl Future<Output = Result<T>> + Send,
+    ) -> Result<T> {
+        match self.chaos.meet(verb) {
+            None => call.await,
+            Some(Trouble::Refuse) => Err(self.cut()),
+            Some(Trouble::LoseAnswer) => call.await.and_then(|_lost| Err(self.cut())),
+            Some(Trouble::Hang) => {
+                self.chaos.hang().await;
+                Err(self.cut())
+            }
+            Some(Trouble::HangAfter) => {
+                let answer = call.await;
+                self.chaos.hang().await;
+                answer
+            }
+        }
+    }
+}
+
+#[async_trait]
+impl Engine for Troubled {
+    fn info(&self) -> &Info {
+        &self.info
+    }
+
+    async fn claim(&self, claim: &Claim) -> Result<Standing> {
+        self.through(Verb::Claim, self.engine.claim(claim)).await
+    }
+
+    async fn wait(&self, key: &ClaimKey) -> Result<()> {
+        self.through(Verb::Wait, self.engine.wait(key)).await
+    }
+
+    async fn renew(&self, renewals: &[Renewal]) -> Result<Vec<Standing>> {
+        self.through(Verb::Renew, self.engine.renew(renewals)).await
+    }
+
+    async fn release(&self, keys: &[ClaimKey]) -> Result<Vec<Released>> {
+        self.through(Verb::Release, self.engine.release(keys)).await
+    }
+
+    async fn inspect(&self, query: &Query) -> Result<Page> {
+        self.engine.inspect(query).await
+    }
+
+    fn watch(&self, query: &Query) -> BoxStream<'static, Result<Event>> {
+        self.engine.watch(query)
+    }
+
+    async fn evict(&self, order: &Eviction) -> Result<Vec<Holder>> {
+        self.engine.evict(order).await
+    }
+
+    async fn tally(&self, counts: &Counts) -> Result<Totals> {
+        self.engine.tally(counts).await
+    }
+
+    async fn examine(&self) -> Result<Vec<Finding>> {
+        self.engine.examine().await
+    }
+
+    async fn install(&self) -> Result<()> {
+        self.engine.install().await
+    }
+
+    fn schema(&self) -> &'static str {
+        self.engine.schema()
+    }
+
+    async fn close(&self) -> Result<()> {
+        self.engine.close().await
+    }
+}

@@ -1,0 +1,136 @@
+//! Tries transient failures again, with exponential backoff and jitter.
+//!
+//! Every verb may be repeated with the same token, so repeating is safe. Renewals and waits pass
+//! through: the keeper and the waiting loop know better how long trying again makes sense.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use backon::{BackoffBuilder, ExponentialBuilder};
+use futures_util::stream::BoxStream;
+
+use crate::claim::{Claim, ClaimKey, Holder, Released, Renewal, Standing};
+use crate::engine::{Counts, Engine, Event, Eviction, Finding, Info, Page, Query, Totals};
+use crate::error::Result;
+
+/// How often and how soon a transient failure is tried again.
+#[derive(Debug, Clone, Copy)]
+pub struct RetryPolicy {
+    /// How many times after the first; 0 turns retrying off.
+    pub times: usize,
+    /// The first pause; each following one is twice as long, less a random part.
+    pub first: Duration,
+    /// The longest pause.
+    pub longest: Duration,
+}
+
+impl Default for RetryPolicy {
+    /// Six times over about two seconds: longer than a fail-over's first hiccup, shorter than
+    /// anybody's patience.
+    fn default() -> Self {
+        Self { times: 6, first: Duration::from_millis(30), longest: Duration::from_secs(1) }
+    }
+}
+
+impl RetryPolicy {
+    /// Never tries again.
+    pub const OFF: RetryPolicy =
+        RetryPolicy { times: 0, first: Duration::ZERO, longest: Duration::ZERO };
+}
+
+/// An engine that tries transient failures of another again.
+#[derive(Debug)]
+pub struct Retry {
+    engine: Arc<dyn Engine>,
+    policy: RetryPolicy,
+}
+
+impl Retry {
+    /// Wraps `engine`, or returns it as it is if nothing is ever to be tried again.
+    pub fn wrap(engine: Arc<dyn Engine>, policy: RetryPolicy) -> Arc<dyn Engine> {
+        if policy.times == 0 { engine } else { Arc::new(Self { engine, policy }) }
+    }
+
+    async fn again<T, F>(&self, mut call: impl FnMut() -> F) -> Result<T>
+    where
+        F: Future<Output = Result<T>>,
+    {
+        let mut error = match call().await {
+            Err(error) if error.is_transient() => error,
+            other => return other,
+        };
+        let pauses = ExponentialBuilder::new()
+            .with_min_delay(self.policy.first)
+            .with_max_delay(self.policy.longest)
+            .with_max_times(self.policy.times)
+            .with_jitter()
+            .build();
+        for pause in pauses {
+            tracing::debug!(%error, ?pause, "trying again");
+            tokio::time::sleep(pause).await;
+            error = match call().await {
+                Err(error) if error.is_transient() => error,
+                other => return other,
+            };
+        }
+        Err(error)
+    }
+}
+
+#[async_trait]
+impl Engine for Retry {
+    fn info(&self) -> &Info {
+        self.engine.info()
+    }
+
+    async fn claim(&self, claim: &Claim) -> Result<Standing> {
+        self.again(|| self.engine.claim(claim)).await
+    }
+
+    async fn wait(&self, key: &ClaimKey) -> Result<()> {
+        self.engine.wait(key).await
+    }
+
+    async fn renew(&self, renewals: &[Renewal]) -> Result<Vec<Standing>> {
+        self.engine.renew(renewals).await
+    }
+
+    async fn release(&self, keys: &[ClaimKey]) -> Result<Vec<Released>> {
+        self.again(|| self.engine.release(keys)).await
+    }
+
+    async fn inspect(&self, query: &Query) -> Result<Page> {
+        self.again(|| self.engine.inspect(query)).await
+    }
+
+    fn watch(&self, query: &Query) -> BoxStream<'static, Result<Event>> {
+        self.engine.watch(query)
+    }
+
+    async fn evict(&self, order: &Eviction) -> Result<Vec<Holder>> {
+        self.again(|| self.engine.evict(order)).await
+    }
+
+    async fn tally(&self, counts: &Counts) -> Result<Totals> {
+        // Not repeated: sums are the one thing that is not idempotent.
+        self.engine.tally(counts).await
+    }
+
+    async fn examine(&self) -> Result<Vec<Finding>> {
+        self.again(|| self.engine.examine()).await
+    }
+
+    async fn install(&self) -> Result<()> {
+        self.again(|| self.engine.install()).await
+    }
+
+    fn schema(&self) -> &'static str {
+        self.engine.schema()
+    }
+
+    async fn close(&self) -> Result<()> {
+        self.engine.close().await
+    }
+}

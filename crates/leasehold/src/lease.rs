@@ -1,0 +1,226 @@
+//! A claim that holds, in its owner's hands: what it may know about itself, and giving it back.
+//!
+//! The keeper renews it; this only reads what the keeper found and asks it for things.
+
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use crate::claim::{Released, Ttl};
+use crate::client::Inner;
+use crate::clock::Moment;
+use crate::error::{Error, LostCause, Result};
+use crate::handle::Handle;
+use crate::keeper;
+use crate::name::Name;
+use crate::tenure::{LeaseState, Phase, Tenure};
+
+/// A lock that is held.
+///
+/// It is renewed in the background until it is given back. Hand [`fence`](Self::fence) to whatever
+/// the lock protects and let it refuse smaller numbers: only that keeps data right when a process
+/// is paused for longer than the ttl.
+///
+/// Dropping a lease gives it back: on the spot where the engine can, else by the client's keeper
+/// thread, with or without a runtime. [`release`](Self::release) also tells what became of it.
+#[derive(Debug)]
+#[must_use = "a lease that is dropped is given back at once"]
+pub struct Lease {
+    inner: Arc<Inner>,
+    tenure: Arc<Tenure>,
+    fence: u64,
+    /// Whether this value still counts as an entry of its tenure.
+    entered: bool,
+}
+
+impl Lease {
+    pub(crate) fn new(inner: &Arc<Inner>, tenure: Arc<Tenure>) -> Self {
+        let fence = tenure.life().fence;
+        Self { inner: Arc::clone(inner), tenure, fence, entered: true }
+    }
+
+    /// Another entry into a tenure that is still held; `None` if it is not.
+    pub(crate) fn enter_again(inner: &Arc<Inner>, tenure: Arc<Tenure>) -> Option<Self> {
+        if tenure.state(inner.keeper.clock.now()) == LeaseState::Lost {
+            return None;
+        }
+        let mut life = tenure.life();
+        if life.entries == 0 {
+            return None;
+        }
+        life.entries += 1;
+        drop(life);
+        Some(Self::new(inner, tenure))
+    }
+
+    pub(crate) fn downgrade(&self) -> Weak<Tenure> {
+        Arc::downgrade(&self.tenure)
+    }
+
+    /// The name of the lock.
+    pub fn name(&self) -> &Name {
+        &self.tenure.key.name
+    }
+
+    /// The fencing token: greater than that of every lease granted on this name before.
+    pub fn fence(&self) -> u64 {
+        self.fence
+    }
+
+    /// How the lease stands at this instant, as far as its holder can know.
+    pub fn state(&self) -> LeaseState {
+        self.tenure.state(self.inner.keeper.clock.now())
+    }
+
+    /// Whether the lease is held at this instant. Never true after [`safe_until`](Self::safe_until).
+    pub fn is_held(&self) -> bool {
+        self.state() != LeaseState::Lost
+    }
+
+    /// Until when the lease is held even if nobody is heard of again: no other lease on this name
+    /// is valid before.
+    pub fn safe_until(&self) -> Moment {
+        self.tenure.life().deadline
+    }
+
+    /// How long until [`safe_until`](Self::safe_until); zero if the lease is lost.
+    pub fn time_left(&self) -> Duration {
+        let now = self.inner.keeper.clock.now();
+        match self.tenure.state(now) {
+            LeaseState::Lost => Duration::ZERO,
+            _ => self.tenure.life().deadline.since(now),
+        }
+    }
+
+    /// Ends when the lease is lost, and says why. Never ends while it is held.
+    ///
+    /// # Cancel safety
+    ///
+    /// Nothing is lost by dropping it.
+    pub async fn lost(&self) -> LostCause {
+        loop {
+            let changed = self.tenure.changed.notified();
+            if let Some(cause) = self.tenure.lost(self.inner.keeper.clock.now()) {
+                return cause;
+            }
+            changed.await;
+        }
+    }
+
+    /// Sets another time to live and renews at once.
+    ///
+    /// # Cancel safety
+    ///
+    /// The new time to live stays set; the renewal goes on in the background.
+    pub async fn extend(&self, ttl: Duration) -> Result<()> {
+        let ttl = Ttl::new(ttl)?;
+        let keeper = &self.inner.keeper;
+        let now = keeper.clock.now();
+        let awaited = self.tenure.renew_now(ttl, now);
+        keeper.expect_at(now);
+        loop {
+            let changed = self.tenure.changed.notified();
+            if let Some(cause) = self.tenure.lost(keeper.clock.now()) {
+                return Err(Error::Lost { name: self.name().clone(), cause });
+            }
+            if self.tenure.life().answers >= awaited {
+                return Ok(());
+            }
+            changed.await;
+        }
+    }
+
+    /// The lease as text, with which another process can renew, check or release it. Whoever has
+    /// it owns the lease.
+    pub fn handle(&self) -> Handle {
+        Handle {
+            store_id: self.inner.keeper.engine.info().store_id,
+            key: self.tenure.key.clone(),
+            fence: self.fence,
+            ttl: self.tenure.life().terms.ttl,
+            holder: self.inner.holder.clone(),
+        }
+    }
+
+    /// Lets go of the lease without giving it back: it lives in the store until its ttl ends or
+    /// somebody takes up the handle.
+    pub fn detach(mut self) -> Handle {
+        let handle = self.handle();
+        if self.leave() {
+            self.inner.keeper.forget(&self.tenure);
+            self.inner.keeper.counters.detached();
+        }
+        handle
+    }
+
+    /// Gives the lease back and says what became of it.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future finishes the release in the background.
+    pub async fn release(mut self) -> Result<Released> {
+        if !self.leave() {
+            return Ok(Released::StillEntered);
+        }
+        let keeper = Arc::clone(&self.inner.keeper);
+        let lost = match &self.tenure.life().phase {
+            Phase::Lost(cause) => Some(cause.clone()),
+            _ => None,
+        };
+        let Some(parting) = keeper.part_from(&self.tenure) else {
+            return Ok(match lost {
+                Some(LostCause::TakenBy(holder)) => Released::TakenBy(holder),
+                _ => Released::AlreadyExpired,
+            });
+        };
+        let mut unfinished = Unfinished { keeper: &keeper, parting: Some(parting.clone()) };
+        let released = keeper::part(&*keeper.engine, &*keeper.clock, &parting).await?;
+        unfinished.parting = None;
+        Ok(released)
+    }
+
+    /// Whether the last holder of this name in this process panicked while it held it.
+    ///
+    /// What the lock protects may then be half-done. The mark is the client's own: other
+    /// processes do not see it. [`Client::clear_poison`](crate::Client::clear_poison) removes it.
+    pub fn is_poisoned(&self) -> bool {
+        self.inner.poison.is_set(self.name())
+    }
+
+    /// Takes back this value's entry; true if it was the last one.
+    fn leave(&mut self) -> bool {
+        if !std::mem::take(&mut self.entered) {
+            return false;
+        }
+        let mut life = self.tenure.life();
+        life.entries = life.entries.saturating_sub(1);
+        life.entries == 0
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        if !self.entered {
+            return;
+        }
+        if std::thread::panicking() {
+            self.inner.poison.set(self.name());
+        }
+        if self.leave() {
+            self.inner.keeper.abandon(&self.tenure);
+        }
+    }
+}
+
+/// Hands a release that was not finished to the keeper.
+struct Unfinished<'a> {
+    keeper: &'a Arc<keeper::Keeper>,
+    parting: Option<keeper::Parting>,
+}
+
+impl Drop for Unfinished<'_> {
+    fn drop(&mut self) {
+        if let Some(parting) = self.parting.take() {
+            self.keeper.post(vec![parting]);
+        }
+    }
+}

@@ -1,0 +1,57 @@
+//! Only one of us at a time, across machines, on the store you already run.
+//!
+//! Connect to a store, take a [`Lease`] on a name, hand its [`fence`](Lease::fence) to whatever
+//! the lock protects, and give it back:
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> leasehold::Result<()> {
+//! let client = leasehold::connect("memory:").await?;
+//! client
+//!     .with("order:42:settle", async |lease| {
+//!         println!("charging with fence {}", lease.fence());
+//!     })
+//!     .await?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! A lease is renewed until it is given back. It tells the truth about itself: [`Lease::state`]
+//! says held, uncertain or lost, counted on a clock that runs on through suspend, and never says
+//! held after [`Lease::safe_until`]. That is a statement about time; **only a fence that is
+//! checked protects data when a process can be paused.**
+
+#![forbid(unsafe_code)]
+#![warn(missing_docs, missing_debug_implementations, unreachable_pub)]
+
+mod acquire;
+pub mod blocking;
+pub mod claim;
+mod client;
+pub mod clock;
+pub mod engine;
+pub mod error;
+mod handle;
+mod keeper;
+pub mod layer;
+mod lease;
+pub mod line;
+pub mod memory;
+mod mutex;
+mod name;
+pub mod observe;
+mod registry;
+mod scheme;
+#[cfg(feature = "sqlite")]
+pub mod sqlite;
+mod tenure;
+
+pub use acquire::Request;
+pub use claim::{Holder, Mode, Released};
+pub use client::{Client, ClientBuilder, connect};
+pub use error::{Error, LostCause, Result};
+pub use handle::Handle;
+pub use lease::Lease;
+pub use mutex::Mutex;
+pub use name::Name;
+pub use tenure::LeaseState;

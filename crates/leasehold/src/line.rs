@@ -1,0 +1,439 @@
+//! The rule: one line per name, and which of its claims hold.
+//!
+//! A claim holds when the units of all live claims up to and including it do not exceed the
+//! line's capacity. Mutex, read/write lock and semaphore are this rule with other units, and the
+//! arrival number is the fence, because nobody overtakes.
+//!
+//! Pure: the present instant and the next number come in as arguments, bells go out as values.
+//! The memory and SQLite engines run this code; other engines translate it, and the model test
+//! compares every answer of theirs with it.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use crate::claim::{Claim, Holder, HolderId, Mode, Note, Released, Renewal, Standing, Token};
+use crate::clock::Moment;
+use crate::engine::{ClaimView, LineView};
+use crate::error::{Error, Kind};
+use crate::name::Name;
+
+/// The most claims one line takes. A line this long is a backlog, and belongs into a queue.
+pub const CLAIMS_MAX: usize = 10_000;
+
+/// A claim as the line keeps it. `B` is whatever the engine needs to ring its owner.
+#[derive(Debug, Clone)]
+pub struct Entry<B> {
+    /// Its arrival number.
+    pub fence: u64,
+    /// Its secret.
+    pub token: Token,
+    /// What it asks for.
+    pub mode: Mode,
+    /// Who asks.
+    pub holder: Holder,
+    /// For others to read.
+    pub note: Note,
+    /// When it came.
+    pub joined: Moment,
+    /// Since when it holds.
+    pub granted: Option<Moment>,
+    /// When it lapses without another word.
+    pub expires: Moment,
+    /// How to reach its owner.
+    pub bell: B,
+}
+
+/// Why the line does not take a claim.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Refusal {
+    /// The line is in use as another kind.
+    Mismatch(Kind),
+    /// [`CLAIMS_MAX`] claims are in line.
+    Full,
+}
+
+impl Refusal {
+    /// The error for whoever made the claim.
+    pub fn into_error(self, claim: &Claim) -> Error {
+        match self {
+            Refusal::Mismatch(in_force) => Error::Mismatch {
+                name: claim.key.name.clone(),
+                in_force,
+                asked: Kind::from(claim.mode),
+            },
+            Refusal::Full => Error::Limit { what: "claims in one line", limit: CLAIMS_MAX },
+        }
+    }
+}
+
+/// The claims on one name, in order of arrival.
+#[derive(Debug, Clone)]
+pub struct Line<B> {
+    entries: VecDeque<Entry<B>>,
+}
+
+impl<B> Default for Line<B> {
+    fn default() -> Self {
+        Self { entries: VecDeque::new() }
+    }
+}
+
+impl<B> FromIterator<Entry<B>> for Line<B> {
+    /// Makes a line of entries that come in order of their fences.
+    fn from_iter<I: IntoIterator<Item = Entry<B>>>(entries: I) -> Self {
+        let line = Self { entries: entries.into_iter().collect() };
+        debug_assert!(line.entries.iter().is_sorted_by_key(|entry| entry.fence));
+        line
+    }
+}
+
+impl<B> Line<B> {
+    /// The claims in order.
+    pub fn entries(&self) -> impl ExactSizeIterator<Item = &Entry<B>> {
+        self.entries.iter()
+    }
+
+    /// Whether nobody is in line.
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// The claim with this token.
+    pub fn get(&self, token: &Token) -> Option<&Entry<B>> {
+        self.entries.iter().find(|entry| entry.token == *token)
+    }
+
+    /// How many claims hold: always the first ones.
+    pub fn holding(&self) -> usize {
+        let Some(first) = self.entries.front() else { return 0 };
+        let capacity = u64::from(first.mode.capacity());
+        let mut units = 0;
+        let fits = |entry: &&Entry<B>| {
+            units += u64::from(entry.mode.units());
+            units <= capacity
+        };
+        self.entries.iter().take_while(fits).count()
+    }
+
+    /// Who holds the name; the first of them if several do.
+    pub fn held_by(&self) -> Option<&Holder> {
+        self.entries.front().map(|entry| &entry.holder)
+    }
+
+    /// The line as others may see it; `None` if nobody is in it.
+    pub fn view(&self, name: &Name, now: Moment) -> Option<LineView> {
+        let kind = Kind::from(self.entries.front()?.mode);
+        let view = |entry: &Entry<B>| ClaimView {
+            holder: entry.holder.clone(),
+            fence: entry.fence,
+            mode: entry.mode,
+            age: now.since(entry.granted.unwrap_or(entry.joined)),
+            remaining: entry.expires.since(now),
+            note: entry.note.clone(),
+        };
+        let mut held: Vec<ClaimView> = self.entries.iter().map(view).collect();
+        let waiting = held.split_off(self.holding());
+        Some(LineView { name: name.clone(), kind, held, waiting })
+    }
+
+    /// Whether `holder` has a claim in this line.
+    pub fn has_claim_of(&self, holder: HolderId) -> bool {
+        self.entries.iter().any(|entry| entry.holder.id() == holder)
+    }
+
+    /// Takes out every claim whose time has run out.
+    pub fn expire(&mut self, now: Moment) -> Vec<Entry<B>> {
+        if self.entries.iter().all(|entry| entry.expires > now) {
+            return Vec::new();
+        }
+        let (live, dead) = self.entries.drain(..).partition(|entry| entry.expires > now);
+        self.entries = live;
+        let dead: VecDeque<Entry<B>> = dead;
+        dead.into()
+    }
+
+    /// Marks the claims that hold and did not before, and returns them for their bells.
+    pub fn settle(&mut self, now: Moment) -> Vec<&Entry<B>> {
+        let holding = self.holding();
+        let mut fresh = Vec::new();
+        for entry in self.entries.iter_mut().take(holding) {
+            if entry.granted.is_none() {
+                entry.granted = Some(now);
+                fresh.push(&*entry);
+            }
+        }
+        fresh
+    }
+
+    /// Puts a claim in line, or says again how it stands; either way its time starts anew.
+    ///
+    /// Expired claims must have been taken out. `fence` is called only for a claim that enters.
+    pub fn claim(
+        &mut self,
+        now: Moment,
+        claim: &Claim,
+        bell: B,
+        fence: impl FnOnce() -> u64,
+    ) -> Result<Standing, Refusal> {
+        if let Some(index) = self.index(&claim.key.token) {
+            return Ok(self.refresh(now, index, claim.ttl, claim.patience));
+        }
+        if let Some(first) = self.entries.front()
+            && first.mode.capacity() != claim.mode.capacity()
+        {
+            return Err(Refusal::Mismatch(Kind::from(first.mode)));
+        }
+        let ahead = self.entries.len();
+        let holds = self.fits_behind(claim.mode);
+        if !holds && !claim.join {
+            let retry_in = self.retry_in(now, ahead, claim.mode);
+            return Ok(Standing::Out { ahead, retry_in, by: self.held_by().cloned() });
+        }
+        if ahead >= CLAIMS_MAX {
+            return Err(Refusal::Full);
+        }
+        let entry = Entry {
+            fence: fence(),
+            token: claim.key.token,
+            mode: claim.mode,
+            holder: claim.holder.clone(),
+            note: claim.note.clone(),
+            joined: now,
+            granted: holds.then_some(now),
+            expires: now + if holds { claim.ttl } else { claim.patience },
+            bell,
+        };
+        debug_assert!(self.entries.back().is_none_or(|last| last.fence < entry.fence));
+        self.entries.push_back(entry);
+        Ok(self.standing(now, ahead))
+    }
+
+    /// Keeps a claim alive. It is never put back: a claim that is not in line stays out.
+    pub fn renew(&mut self, now: Moment, renewal: &Renewal) -> Standing {
+        match self.index(&renewal.key.token) {
+            Some(index) => self.refresh(now, index, renewal.ttl, renewal.patience),
+            None => Standing::Out {
+                ahead: self.entries.len(),
+                retry_in: Duration::ZERO,
+                by: self.held_by().cloned(),
+            },
+        }
+    }
+
+    /// Takes a claim out of the line.
+    pub fn release(&mut self, token: &Token) -> (Released, Option<Entry<B>>) {
+        match self.index(token).and_then(|index| self.entries.remove(index)) {
+            Some(entry) => (Released::Released, Some(entry)),
+            None => match self.held_by() {
+                Some(holder) => (Released::TakenBy(holder.clone()), None),
+                None => (Released::AlreadyExpired, None),
+            },
+        }
+    }
+
+    /// Takes out the claims that hold, whoever owns them.
+    pub fn evict(&mut self) -> Vec<Entry<B>> {
+        let holding = self.holding();
+        self.entries.drain(..holding).collect()
+    }
+
+    fn index(&self, token: &Token) -> Option<usize> {
+        self.entries.iter().position(|entry| entry.token == *token)
+    }
+
+    fn fits_behind(&self, mode: Mode) -> bool {
+        let before: u64 = self.entries.iter().map(|entry| u64::from(entry.mode.units())).sum();
+        before + u64::from(mode.units()) <= u64::from(mode.capacity())
+    }
+
+    fn refresh(
+        &mut self,
+        now: Moment,
+        index: usize,
+        ttl: Duration,
+        patience: Duration,
+    ) -> Standing {
+        let holds = index < self.holding();
+        if let Some(entry) = self.entries.get_mut(index) {
+            if holds {
+                entry.granted.get_or_insert(now);
+            }
+            entry.expires = now + if holds { ttl } else { patience };
+        }
+        self.standing(now, index)
+    }
+
+    fn standing(&self, now: Moment, index: usize) -> Standing {
+        let entry = &self.entries[index];
+        if index < self.holding() {
+            let remaining = entry.expires.since(now);
+            Standing::Held { fence: entry.fence, remaining }
+        } else {
+            let retry_in = self.retry_in(now, index, entry.mode);
+            Standing::Queued { ahead: index, retry_in }
+        }
+    }
+
+    /// When the claim behind the first `ahead` would hold if nobody said another word: as soon as
+    /// those that outlive that instant leave it enough room. Only those whom an expiry concerns
+    /// come back at it, so a holder's death wakes no herd.
+    fn retry_in(&self, now: Moment, ahead: usize, mode: Mode) -> Duration {
+        let room = u64::from(mode.capacity() - mode.units());
+        let mut before: Vec<(Moment, u64)> = self
+            .entries
+            .iter()
+            .take(ahead)
+            .map(|entry| (entry.expires, u64::from(entry.mode.units())))
+            .collect();
+        before.sort_unstable_by_key(|(expires, _)| std::cmp::Reverse(*expires));
+        let mut units = 0;
+        for (expires, taken) in before {
+            units += taken;
+            if units > room {
+                return expires.since(now);
+            }
+        }
+        Duration::ZERO
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::claim::ClaimKey;
+
+    const NOW: Moment = Moment::from_nanos(1_000_000_000);
+
+    struct Desk {
+        line: Line<()>,
+        next: u64,
+    }
+
+    impl Desk {
+        fn new() -> Self {
+            Self { line: Line::default(), next: 0 }
+        }
+
+        fn ask(&mut self, mode: Mode, join: bool) -> (Token, Result<Standing, Refusal>) {
+            let token = Token::random();
+            let standing = self.ask_as(token, mode, join);
+            (token, standing)
+        }
+
+        fn ask_as(&mut self, token: Token, mode: Mode, join: bool) -> Result<Standing, Refusal> {
+            let claim = Claim {
+                key: ClaimKey { name: Name::new("n").expect("a good name"), token },
+                mode,
+                holder: Holder::fresh(),
+                note: Note::default(),
+                ttl: Duration::from_secs(30),
+                patience: Duration::from_secs(10),
+                join,
+            };
+            self.line.claim(NOW, &claim, (), || {
+                self.next += 1;
+                self.next
+            })
+        }
+    }
+
+    fn held(standing: &Result<Standing, Refusal>) -> bool {
+        matches!(standing, Ok(Standing::Held { .. }))
+    }
+
+    #[test]
+    fn the_first_exclusive_claim_holds_and_the_second_waits() {
+        let mut desk = Desk::new();
+        assert!(held(&desk.ask(Mode::Exclusive, true).1));
+        let (_, second) = desk.ask(Mode::Exclusive, true);
+        let retry_in = Duration::from_secs(30);
+        assert_eq!(second, Ok(Standing::Queued { ahead: 1, retry_in }));
+    }
+
+    #[test]
+    fn queued_writer_stops_later_readers() {
+        let mut desk = Desk::new();
+        let (reader, standing) = desk.ask(Mode::Shared, true);
+        assert!(held(&standing));
+        assert!(held(&desk.ask(Mode::Shared, true).1));
+        assert!(!held(&desk.ask(Mode::Exclusive, true).1));
+        assert!(!held(&desk.ask(Mode::Shared, true).1));
+        desk.line.release(&reader);
+        assert!(desk.line.settle(NOW).is_empty(), "one reader is still there");
+    }
+
+    #[test]
+    fn a_release_settles_everybody_who_fits_now() {
+        let mut desk = Desk::new();
+        let (writer, _) = desk.ask(Mode::Exclusive, true);
+        for _ in 0..3 {
+            desk.ask(Mode::Shared, true);
+        }
+        desk.ask(Mode::Exclusive, true);
+        desk.line.release(&writer);
+        assert_eq!(desk.line.settle(NOW).len(), 3);
+        assert!(desk.line.settle(NOW).is_empty(), "a bell rings once");
+    }
+
+    #[test]
+    fn a_large_request_for_permits_is_not_overtaken_by_small_ones() {
+        let mut desk = Desk::new();
+        let (first, _) = desk.ask(Mode::Permits { take: 3, of: 4 }, true);
+        assert!(!held(&desk.ask(Mode::Permits { take: 3, of: 4 }, true).1));
+        assert!(!held(&desk.ask(Mode::Permits { take: 1, of: 4 }, true).1));
+        desk.line.release(&first);
+        assert_eq!(desk.line.settle(NOW).len(), 2);
+    }
+
+    #[test]
+    fn another_limit_on_the_same_name_is_refused_and_changes_nothing() {
+        let mut desk = Desk::new();
+        desk.ask(Mode::Permits { take: 1, of: 4 }, true);
+        let (_, refused) = desk.ask(Mode::Permits { take: 1, of: 5 }, true);
+        assert_eq!(refused, Err(Refusal::Mismatch(Kind::Permits { of: 4 })));
+        let (_, refused) = desk.ask(Mode::Exclusive, true);
+        assert_eq!(refused, Err(Refusal::Mismatch(Kind::Permits { of: 4 })));
+        assert_eq!(desk.line.entries().len(), 1);
+    }
+
+    #[test]
+    fn a_claim_that_does_not_join_leaves_no_trace() {
+        let mut desk = Desk::new();
+        desk.ask(Mode::Exclusive, true);
+        let (_, out) = desk.ask(Mode::Exclusive, false);
+        assert!(matches!(out, Ok(Standing::Out { ahead: 1, by: Some(_), .. })));
+        assert_eq!(desk.line.entries().len(), 1);
+        assert_eq!(desk.next, 1, "no number was used up");
+    }
+
+    #[test]
+    fn asking_again_with_the_same_token_is_the_same_claim() {
+        let mut desk = Desk::new();
+        let (token, first) = desk.ask(Mode::Exclusive, true);
+        assert_eq!(desk.ask_as(token, Mode::Exclusive, true), first);
+        assert_eq!(desk.line.entries().len(), 1);
+    }
+
+    #[test]
+    fn an_expired_claim_is_not_renewed_back_to_life() {
+        let mut desk = Desk::new();
+        let (token, _) = desk.ask(Mode::Exclusive, true);
+        let later = NOW + Duration::from_secs(30);
+        assert_eq!(desk.line.expire(later).len(), 1);
+        let key = ClaimKey { name: Name::new("n").expect("a good name"), token };
+        let ttl = Duration::from_secs(30);
+        let answer = desk.line.renew(later, &Renewal { key, ttl, patience: ttl });
+        assert!(matches!(answer, Standing::Out { by: None, .. }));
+        assert!(desk.line.is_empty());
+    }
+
+    #[test]
+    fn only_whom_an_expiry_concerns_comes_back_at_it() {
+        let mut desk = Desk::new();
+        desk.ask(Mode::Exclusive, true);
+        desk.ask(Mode::Exclusive, true);
+        let (_, third) = desk.ask(Mode::Exclusive, true);
+        let Ok(Standing::Queued { retry_in, .. }) = third else { panic!("queued") };
+        assert_eq!(retry_in, Duration::from_secs(30), "when the last before it would be gone");
+    }
+}

@@ -1,0 +1,502 @@
+//! The memory engine: lines in this process, under sharded locks.
+//!
+//! For threads and tasks of one process, and for users' tests: on a virtual clock, with ways to
+//! expire a lease, fail a renewal or pause a holder on demand. Nothing outlives the process.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::hash::{BuildHasher, RandomState};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+
+use async_trait::async_trait;
+use futures_util::stream::{BoxStream, StreamExt};
+use tokio::sync::{Notify, broadcast};
+
+use crate::claim::{Claim, ClaimKey, Holder, HolderId, Released, Renewal, Standing, Token};
+use crate::client::Client;
+use crate::clock::{Clock, Moment, SystemClock, VirtualClock};
+use crate::engine::{
+    Capabilities, Counts, Engine, Event, EventKind, Eviction, Finding, Info, Level, LineView, Page,
+    Query, Select, Totals,
+};
+use crate::error::{Error, Result};
+use crate::line::{Entry, Line};
+use crate::name::Name;
+
+/// Enough that the threads of one machine rarely meet on different names.
+const SHARDS: usize = 64;
+
+/// Events a slow watcher may fall behind by before it misses some.
+const EVENTS_MAX: usize = 1_024;
+
+type Bell = Arc<Notify>;
+
+/// A store in this process. Clones are the same store.
+///
+/// ```
+/// # use std::time::Duration;
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> leasehold::Result<()> {
+/// use leasehold::memory::Memory;
+///
+/// let (memory, clock) = Memory::virtual_time();
+/// let client = memory.client()?;
+/// let lease = client.mutex("report").ttl(Duration::from_secs(30)).renew(false).lock().await?;
+/// clock.advance(Duration::from_secs(30));
+/// assert!(!lease.is_held(), "nobody had to wait for that");
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug, Clone)]
+pub struct Memory {
+    store: Arc<Store>,
+}
+
+#[derive(Debug)]
+struct Store {
+    info: Info,
+    clock: Arc<dyn Clock>,
+    hasher: RandomState,
+    shards: Vec<Mutex<Shard>>,
+    totals: Mutex<Counts>,
+    events: broadcast::Sender<Event>,
+    meddling: Meddling,
+}
+
+#[derive(Debug, Default)]
+struct Shard {
+    lines: HashMap<Name, Line<Bell>>,
+    /// The last fence given out here. A name is always in the same shard, so its fences rise.
+    fence: u64,
+    /// When the map is this long, lines that nobody will touch again are swept.
+    sweep_at: usize,
+}
+
+/// What a test did to the store.
+#[derive(Debug, Default)]
+struct Meddling {
+    any: AtomicBool,
+    state: Mutex<MeddlingState>,
+    resumed: Notify,
+}
+
+#[derive(Debug, Default)]
+struct MeddlingState {
+    failing: HashSet<Name>,
+    paused: HashSet<HolderId>,
+}
+
+impl Default for Memory {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Memory {
+    /// A store of its own, on the machine's clock.
+    pub fn new() -> Self {
+        Self::on_clock(Arc::new(SystemClock), "memory:".into())
+    }
+
+    /// A store on a clock that moves only when it is told to.
+    pub fn virtual_time() -> (Self, VirtualClock) {
+        let clock = VirtualClock::new();
+        (Self::on_clock(Arc::new(clock.clone()), "memory:".into()), clock)
+    }
+
+    /// The store of this name in this process, made on first use. Everybody who connects to
+    /// `memory:` or `memory:NAME` meets there, so that two parts of a program exclude each other.
+    pub fn shared(name: &str) -> Self {
+        static STORES: OnceLock<Mutex<HashMap<String, Weak<Store>>>> = OnceLock::new();
+        let mut stores = lock(STORES.get_or_init(Mutex::default));
+        if let Some(store) = stores.get(name).and_then(Weak::upgrade) {
+            return Self { store };
+        }
+        stores.retain(|_, store| store.strong_count() > 0);
+        let memory = Self::on_clock(Arc::new(SystemClock), format!("memory:{name}"));
+        stores.insert(name.to_owned(), Arc::downgrade(&memory.store));
+        memory
+    }
+
+    fn on_clock(clock: Arc<dyn Clock>, address: String) -> Self {
+        let info = Info {
+            engine: "memory",
+            store: address,
+            store_id: Holder::fresh().id().0,
+            can: Capabilities {
+                fifo: true,
+                shared: true,
+                permits: true,
+                ttl_per_claim: true,
+                detach: true,
+                across_processes: false,
+                watch: true,
+                evict: true,
+                tally: true,
+            },
+            immediate: true,
+        };
+        let store = Store {
+            info,
+            clock,
+            hasher: RandomState::new(),
+            shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
+            totals: Mutex::default(),
+            events: broadcast::channel(EVENTS_MAX).0,
+            meddling: Meddling::default(),
+        };
+        Self { store: Arc::new(store) }
+    }
+
+    /// A client of this store, on the store's clock.
+    pub fn client(&self) -> Result<Client> {
+        Client::builder().clock(SharedClock(Arc::clone(&self.store.clock))).engine(self.clone())
+    }
+
+    /// Lets whoever holds `name` expire now, as if its time had run out unseen.
+    pub fn expire_now(&self, name: &Name) {
+        let now = self.store.clock.now();
+        let mut shard = self.store.shard(name);
+        if let Some(line) = shard.lines.get_mut(name) {
+            for entry in line.evict() {
+                lock(&self.store.totals).expired += 1;
+                self.store.tell(EventKind::Expired, name, &entry);
+            }
+            self.store.settle(name, line, now);
+        }
+    }
+
+    /// Fails the next exchange that renews `name`, as if the store could not be reached.
+    pub fn fail_next_renewal(&self, name: &Name) {
+        self.store.meddling.change(|state| {
+            state.failing.insert(name.clone());
+        });
+    }
+
+    /// Lets no renewal of `holder` through until [`resume`](Self::resume): a holder that is
+    /// paused, or cut off from the store.
+    pub fn pause(&self, holder: &Holder) {
+        self.store.meddling.change(|state| {
+            state.paused.insert(holder.id());
+        });
+    }
+
+    /// Ends a [`pause`](Self::pause).
+    pub fn resume(&self, holder: &Holder) {
+        self.store.meddling.change(|state| {
+            state.paused.remove(&holder.id());
+        });
+        self.store.meddling.resumed.notify_waiters();
+    }
+}
+
+/// Lets a client share the clock its store was made with.
+#[derive(Debug)]
+struct SharedClock(Arc<dyn Clock>);
+
+impl Clock for SharedClock {
+    fn now(&self) -> Moment {
+        self.0.now()
+    }
+
+    fn sleep_until(&self, at: Moment) -> crate::clock::Sleep {
+        self.0.sleep_until(at)
+    }
+
+    fn alarm(&self, at: Moment) -> crate::clock::Sleep {
+        self.0.alarm(at)
+    }
+}
+
+impl Meddling {
+    fn change(&self, change: impl FnOnce(&mut MeddlingState)) {
+        change(&mut lock(&self.state));
+        self.any.store(true, Ordering::Release);
+    }
+
+    fn is_paused(&self, holder: HolderId) -> bool {
+        lock(&self.state).paused.contains(&holder)
+    }
+}
+
+impl Store {
+    fn shard(&self, name: &Name) -> MutexGuard<'_, Shard> {
+        let hash = self.hasher.hash_one(name);
+        lock(&self.shards[hash as usize % SHARDS])
+    }
+
+    /// Removes what has expired, tells of it, and rings those who hold now.
+    fn refresh(&self, name: &Name, line: &mut Line<Bell>, now: Moment) {
+        let expired = line.expire(now);
+        if expired.is_empty() {
+            return;
+        }
+        for entry in &expired {
+            if entry.granted.is_some() {
+                lock(&self.totals).expired += 1;
+            }
+            self.tell(EventKind::Expired, name, entry);
+        }
+        self.settle(name, line, now);
+    }
+
+    fn settle(&self, name: &Name, line: &mut Line<Bell>, now: Moment) {
+        for entry in line.settle(now) {
+            entry.bell.notify_one();
+            self.tell(EventKind::Granted, name, entry);
+        }
+    }
+
+    fn tell(&self, kind: EventKind, name: &Name, entry: &Entry<Bell>) {
+        if self.events.receiver_count() > 0 {
+            let (holder, fence) = (entry.holder.clone(), entry.fence);
+            // A watcher that left between the two lines misses nothing.
+            let _watched = self.events.send(Event { kind, name: name.clone(), holder, fence });
+        }
+    }
+
+    fn claim(&self, claim: &Claim) -> Result<Standing> {
+        let now = self.clock.now();
+        let name = &claim.key.name;
+        let mut guard = self.shard(name);
+        let shard = &mut *guard;
+        shard.sweep(now);
+        let line = shard.lines.entry(name.clone()).or_default();
+        self.refresh(name, line, now);
+        let known = line.get(&claim.key.token).is_some();
+        let fence = || {
+            shard.fence += 1;
+            shard.fence
+        };
+        let standing = line.claim(now, claim, Bell::default(), fence);
+        if !known && let Some(entry) = line.get(&claim.key.token) {
+            let held = entry.granted.is_some();
+            let kind = if held { EventKind::Granted } else { EventKind::Queued };
+            self.tell(kind, name, entry);
+        }
+        if line.is_empty() {
+            shard.lines.remove(name);
+        }
+        standing.map_err(|refusal| refusal.into_error(claim))
+    }
+
+    fn renew(&self, renewal: &Renewal) -> Standing {
+        let now = self.clock.now();
+        let name = &renewal.key.name;
+        let mut shard = self.shard(name);
+        let Some(line) = shard.lines.get_mut(name) else {
+            return Line::<Bell>::default().renew(now, renewal);
+        };
+        self.refresh(name, line, now);
+        line.renew(now, renewal)
+    }
+
+    fn release(&self, key: &ClaimKey) -> Released {
+        let now = self.clock.now();
+        let mut shard = self.shard(&key.name);
+        let Some(line) = shard.lines.get_mut(&key.name) else {
+            return Released::AlreadyExpired;
+        };
+        self.refresh(&key.name, line, now);
+        let (released, entry) = line.release(&key.token);
+        if let Some(entry) = entry {
+            let held = entry.granted.is_some();
+            let kind = if held { EventKind::Released } else { EventKind::Left };
+            self.tell(kind, &key.name, &entry);
+            self.settle(&key.name, line, now);
+        }
+        if line.is_empty() {
+            shard.lines.remove(&key.name);
+        }
+        released
+    }
+
+    fn bell(&self, key: &ClaimKey) -> Option<Bell> {
+        let shard = self.shard(&key.name);
+        let entry = shard.lines.get(&key.name)?.get(&key.token)?;
+        Some(Arc::clone(&entry.bell))
+    }
+
+    fn holder_of(&self, name: &Name, token: &Token) -> Option<HolderId> {
+        let shard = self.shard(name);
+        Some(shard.lines.get(name)?.get(token)?.holder.id())
+    }
+
+    fn names(&self) -> BTreeSet<Name> {
+        self.shards
+            .iter()
+            .flat_map(|shard| lock(shard).lines.keys().cloned().collect::<Vec<_>>())
+            .collect()
+    }
+
+    fn view(&self, name: &Name, holder: Option<HolderId>) -> Option<LineView> {
+        let now = self.clock.now();
+        let mut shard = self.shard(name);
+        let line = shard.lines.get_mut(name)?;
+        self.refresh(name, line, now);
+        if holder.is_some_and(|holder| !line.has_claim_of(holder)) {
+            return None;
+        }
+        line.view(name, now)
+    }
+
+    /// Waits until nothing a test did stands in the way of these renewals.
+    async fn meddle(&self, renewals: &[Renewal]) -> Result<()> {
+        loop {
+            let resumed = self.meddling.resumed.notified();
+            let paused = renewals.iter().any(|renewal| {
+                let key = &renewal.key;
+                self.holder_of(&key.name, &key.token)
+                    .is_some_and(|holder| self.meddling.is_paused(holder))
+            });
+            if !paused {
+                break;
+            }
+            resumed.await;
+        }
+        let mut state = lock(&self.meddling.state);
+        let failing = renewals.iter().any(|renewal| state.failing.remove(&renewal.key.name));
+        if failing {
+            let cause = "the test said that this renewal fails".to_owned();
+            return Err(Error::Unreachable { store: self.info.store.clone(), cause });
+        }
+        Ok(())
+    }
+}
+
+impl Shard {
+    /// Drops lines whose claims have all expired, once the map has doubled since the last time:
+    /// a lease that its holder never gives back must not stay for ever.
+    fn sweep(&mut self, now: Moment) {
+        const SWEEP_MIN: usize = 256;
+        if self.lines.len() >= self.sweep_at.max(SWEEP_MIN) {
+            self.lines.retain(|_, line| line.entries().any(|entry| entry.expires > now));
+            self.sweep_at = self.lines.len() * 2;
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[async_trait]
+impl Engine for Memory {
+    fn info(&self) -> &Info {
+        &self.store.info
+    }
+
+    async fn claim(&self, claim: &Claim) -> Result<Standing> {
+        self.store.claim(claim)
+    }
+
+    async fn wait(&self, key: &ClaimKey) -> Result<()> {
+        if let Some(bell) = self.store.bell(key) {
+            bell.notified().await;
+        }
+        Ok(())
+    }
+
+    async fn renew(&self, renewals: &[Renewal]) -> Result<Vec<Standing>> {
+        if self.store.meddling.any.load(Ordering::Acquire) {
+            self.store.meddle(renewals).await?;
+        }
+        Ok(renewals.iter().map(|renewal| self.store.renew(renewal)).collect())
+    }
+
+    async fn release(&self, keys: &[ClaimKey]) -> Result<Vec<Released>> {
+        Ok(keys.iter().map(|key| self.store.release(key)).collect())
+    }
+
+    async fn inspect(&self, query: &Query) -> Result<Page> {
+        let holder = match &query.select {
+            Select::Holder(holder) => Some(*holder),
+            _ => None,
+        };
+        let mut lines = Vec::new();
+        let mut more = false;
+        for name in self.store.names().into_iter().filter(|name| query.admits(name)) {
+            if let Some(view) = self.store.view(&name, holder) {
+                if lines.len() == query.page_lines() {
+                    more = true;
+                    break;
+                }
+                lines.push(view);
+            }
+        }
+        let next = lines.last().filter(|_| more).map(|line: &LineView| line.name.clone());
+        Ok(Page { lines, next })
+    }
+
+    fn watch(&self, query: &Query) -> BoxStream<'static, Result<Event>> {
+        let query = query.clone();
+        let events = self.store.events.subscribe();
+        let stream = futures_util::stream::unfold(events, |mut events| async move {
+            let mut missed = 0;
+            loop {
+                match events.recv().await {
+                    Ok(event) => return Some(((missed, event), events)),
+                    Err(broadcast::error::RecvError::Lagged(count)) => missed += count,
+                    Err(broadcast::error::RecvError::Closed) => return None,
+                }
+            }
+        });
+        let wanted = stream.flat_map(move |(missed, event)| {
+            let gap = (missed > 0).then(|| Event::missed(missed, &event.name));
+            let event = Some(event).filter(|event| query.admits_event(event));
+            futures_util::stream::iter(gap.into_iter().chain(event).map(Ok))
+        });
+        wanted.boxed()
+    }
+
+    async fn evict(&self, order: &Eviction) -> Result<Vec<Holder>> {
+        let now = self.store.clock.now();
+        let mut shard = self.store.shard(&order.name);
+        let Some(line) = shard.lines.get_mut(&order.name) else { return Ok(Vec::new()) };
+        self.store.refresh(&order.name, line, now);
+        let evicted = line.evict();
+        for entry in &evicted {
+            let reason = order.reason.clone();
+            self.store.tell(EventKind::Evicted { reason }, &order.name, entry);
+        }
+        self.store.settle(&order.name, line, now);
+        tracing::warn!(name = %order.name, by = order.by.label(), reason = order.reason, "evicted");
+        Ok(evicted.into_iter().map(|entry| entry.holder).collect())
+    }
+
+    async fn tally(&self, counts: &Counts) -> Result<Totals> {
+        let counts = {
+            let mut totals = lock(&self.store.totals);
+            *totals += *counts;
+            *totals
+        };
+        let mut sums = Totals { counts, active: 0, waiting: 0 };
+        let names = self.store.names();
+        for view in names.iter().filter_map(|name| self.store.view(name, None)) {
+            sums.active += view.held.len() as u64;
+            sums.waiting += view.waiting.len() as u64;
+        }
+        Ok(sums)
+    }
+
+    async fn examine(&self) -> Result<Vec<Finding>> {
+        Ok(vec![Finding {
+            level: Level::Warning,
+            subject: "reach",
+            found: "this store is seen by one process only, and ends with it".into(),
+            advice: "use `sqlite:PATH` for all processes of one machine".into(),
+        }])
+    }
+
+    async fn install(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn schema(&self) -> &'static str {
+        ""
+    }
+
+    async fn close(&self) -> Result<()> {
+        Ok(())
+    }
+}

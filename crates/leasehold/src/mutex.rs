@@ -1,0 +1,92 @@
+//! The mutex: a line whose claims are all exclusive, in the words people expect.
+
+use std::time::Duration;
+
+use crate::acquire::Request;
+use crate::client::Client;
+use crate::error::Result;
+use crate::lease::Lease;
+
+/// A lock that one holder at a time has; made by [`Client::mutex`].
+///
+/// It holds nothing itself and can be kept, cloned and used from many tasks: each `lock` is a
+/// claim of its own, so a second one waits for the first unless it is
+/// [`reentrant`](Self::reentrant).
+#[derive(Debug, Clone)]
+pub struct Mutex {
+    request: Request,
+}
+
+impl Mutex {
+    pub(crate) fn new(request: Request) -> Self {
+        Self { request }
+    }
+
+    /// How long the lease lasts without renewal: 100 ms to 24 h, 30 s unless said otherwise.
+    pub fn ttl(self, ttl: Duration) -> Self {
+        Self { request: self.request.ttl(ttl) }
+    }
+
+    /// Text for others to read: up to 4 KiB.
+    pub fn note(self, note: impl Into<String>) -> Self {
+        Self { request: self.request.note(note) }
+    }
+
+    /// Whether the lease is renewed until it is given back.
+    pub fn renew(self, renew: bool) -> Self {
+        Self { request: self.request.renew(renew) }
+    }
+
+    /// Gives the lease back after this long, whatever its holder does.
+    pub fn max_hold(self, span: Duration) -> Self {
+        Self { request: self.request.max_hold(span) }
+    }
+
+    /// Keeps the name closed for at least this long.
+    pub fn hold_at_least(self, span: Duration) -> Self {
+        Self { request: self.request.hold_at_least(span) }
+    }
+
+    /// Lets the same client enter again while it holds: same fence, counted.
+    pub fn reentrant(self) -> Self {
+        Self { request: self.request.reentrant() }
+    }
+
+    /// Waits for the lock for as long as it takes.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future at any point takes the claim out of the line; a place in line is lost.
+    pub async fn lock(&self) -> Result<Lease> {
+        self.request.acquire().await
+    }
+
+    /// Takes the lock if it is free now; `None` if it is not.
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`lock`](Self::lock).
+    pub async fn try_lock(&self) -> Result<Option<Lease>> {
+        self.request.try_acquire().await
+    }
+
+    /// Waits for the lock for at most `span`; `None` if it was not granted by then.
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`lock`](Self::lock).
+    pub async fn lock_within(&self, span: Duration) -> Result<Option<Lease>> {
+        self.request.acquire_within(span).await
+    }
+
+    /// Runs `work` while holding the lock, and stops it when the lease is lost; see
+    /// [`Client::with`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future drops the work and gives the lease back.
+    pub async fn with<T>(&self, work: impl AsyncFnOnce(&Lease) -> T) -> Result<T> {
+        let lease = self.lock().await?;
+        Client::while_held(lease, work).await
+    }
+}

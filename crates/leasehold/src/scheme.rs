@@ -1,0 +1,39 @@
+//! From a URL to an engine: which schemes there are, and which of them this build has.
+
+use std::sync::Arc;
+
+use crate::engine::Engine;
+use crate::error::{Config, Error, Result};
+use crate::memory::Memory;
+
+/// The schemes of this build, as error messages show them.
+pub(crate) fn known() -> Vec<&'static str> {
+    let mut known = vec!["memory:"];
+    if cfg!(feature = "sqlite") {
+        known.push("sqlite:PATH");
+    }
+    known
+}
+
+/// Opens the store at `url`.
+pub(crate) fn open(url: &str) -> Result<Arc<dyn Engine>> {
+    let Some((scheme, rest)) = url.split_once(':') else {
+        // The text itself stays out of the message: it may be a password in the wrong place.
+        let reason = "it has no scheme".to_owned();
+        return Err(Error::Config(Config::Url { reason, known: known() }));
+    };
+    match scheme {
+        "memory" => Ok(Arc::new(Memory::shared(rest))),
+        #[cfg(feature = "sqlite")]
+        "sqlite" => Ok(Arc::new(crate::sqlite::Sqlite::open_url(rest)?)),
+        #[cfg(not(feature = "sqlite"))]
+        "sqlite" => Err(Error::Config(Config::NotBuilt {
+            scheme: scheme.to_owned(),
+            advice: "build `leasehold` with the feature `sqlite`",
+        })),
+        _ => Err(Error::Config(Config::UnknownScheme {
+            scheme: scheme.chars().take(40).collect(),
+            known: known(),
+        })),
+    }
+}

@@ -1,0 +1,133 @@
+//! Events for those who watch the file.
+//!
+//! A watcher enters itself with a time limit and prolongs it; verbs write events down only while
+//! somebody is entered, and ring the watchers' mailboxes after the commit.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::stream::{self, BoxStream, StreamExt};
+
+use crate::engine::{Event, Query};
+use crate::error::{Error, Result};
+
+use super::failure::Failure;
+use super::{Inner, file, store};
+
+/// How long a watcher that died goes on costing the others an insert for each event.
+const WATCH_FOR: Duration = Duration::from_secs(30);
+/// How often a living one prolongs its stay; also how late a lost bell is made good.
+const PROLONG_EVERY: Duration = Duration::from_secs(5);
+
+struct Feed {
+    inner: Arc<Inner>,
+    query: Query,
+    last: i64,
+    ready: VecDeque<Event>,
+    failed: Option<Error>,
+}
+
+pub(super) fn watch(inner: Arc<Inner>, query: Query) -> BoxStream<'static, Result<Event>> {
+    let mut feed = Feed { last: 0, ready: VecDeque::new(), failed: None, inner, query };
+    if let Err(error) = feed.enter() {
+        feed.failed = Some(error);
+    }
+    stream::unfold(feed, |mut feed| async move { feed.next().await.map(|item| (item, feed)) })
+        .boxed()
+}
+
+impl Feed {
+    fn enter(&mut self) -> Result<()> {
+        let inner = &*self.inner;
+        inner.bells.expect_events().map_err(|error| Error::Store {
+            store: inner.info.store.clone(),
+            cause: format!("cannot make a mailbox beside the database: {error}"),
+            transient: false,
+        })?;
+        let db = inner.front();
+        // Here a short wait is all right: it happens once, and there is no future to suspend.
+        let entered = db.busy_timeout(inner.busy_timeout).map_err(Failure::from).and_then(|()| {
+            let last = file::transact(&db, |db| {
+                let until = inner.clock.now() + WATCH_FOR;
+                store::watch_until(db, inner.bells.mailbox(), until)?;
+                store::last_event(db)
+            });
+            file::ready(&db)?;
+            last
+        });
+        self.last = entered.map_err(|failure| failure.into_error(&inner.place.path))?;
+        Ok(())
+    }
+
+    async fn next(&mut self) -> Option<Result<Event>> {
+        if let Some(error) = self.failed.take() {
+            self.query.limit = usize::MAX;
+            return Some(Err(error));
+        }
+        let inner = Arc::clone(&self.inner);
+        loop {
+            if let Some(event) = self.ready.pop_front() {
+                return Some(Ok(event));
+            }
+            let bell = inner.bells.events().notified();
+            tokio::pin!(bell);
+            // From here on no bell is missed, also one that rings before the first await.
+            bell.as_mut().enable();
+            match self.read().await {
+                Err(error) => return Some(Err(error)),
+                Ok(()) if !self.ready.is_empty() => continue,
+                Ok(()) => {}
+            }
+            tokio::select! {
+                () = bell => {}
+                () = tokio::time::sleep(PROLONG_EVERY) => {
+                    if let Err(error) = self.prolong().await {
+                        return Some(Err(error));
+                    }
+                }
+            }
+        }
+    }
+
+    async fn read(&mut self) -> Result<()> {
+        let inner = Arc::clone(&self.inner);
+        let last = self.last;
+        let events = inner
+            .persist(|| {
+                let db = inner.front();
+                file::read(&db, |db| store::events_after(db, last))
+            })
+            .await?;
+        for (number, event) in events {
+            if number > self.last + 1 {
+                let missed = (number - self.last - 1) as u64;
+                self.ready.push_back(Event::missed(missed, &event.name));
+            }
+            self.last = number;
+            if self.query.admits_event(&event) {
+                self.ready.push_back(event);
+            }
+        }
+        Ok(())
+    }
+
+    async fn prolong(&self) -> Result<()> {
+        let inner = &*self.inner;
+        inner
+            .persist(|| {
+                let until = inner.clock.now() + WATCH_FOR;
+                let db = inner.front();
+                file::transact(&db, |db| store::watch_until(db, inner.bells.mailbox(), until))
+            })
+            .await
+    }
+}
+
+impl Drop for Feed {
+    fn drop(&mut self) {
+        // At worst the others go on writing events down until the time limit.
+        let db = self.inner.front();
+        let _at_worst = file::transact(&db, |db| store::unwatch(db, self.inner.bells.mailbox()));
+    }
+}

@@ -1,0 +1,206 @@
+//! The database file: opening it, its transactions, and its upkeep.
+//!
+//! Commits are not flushed one by one: what the kernel has survives a crash of the process, and a
+//! reboot voids every claim anyway. Only the mark under which fences are given out is flushed,
+//! once for thousands of them.
+
+use std::path::Path;
+
+use rusqlite::config::DbConfig;
+use rusqlite::{Connection, OpenFlags};
+
+use crate::claim::Holder;
+use crate::error::{Config, Error};
+
+use super::failure::Failure;
+use super::store;
+
+/// How many fences one flush reserves. After a power loss at most this many numbers are skipped.
+pub(super) const FENCE_BLOCK: i64 = 4_096;
+
+/// Marks the file as ours, in SQLite's own field for that: `lhld`.
+const APPLICATION_ID: i32 = 0x6c68_6c64;
+const VERSION: i32 = 1;
+
+/// How long opening waits for others that open, recover or install at the same moment.
+const OPEN_WAIT: std::time::Duration = std::time::Duration::from_secs(10);
+
+/// How long the log may grow before it is written back. Larger logs are read through by the next
+/// process that opens the file alone.
+const LOG_PAGES: i64 = 4_000;
+/// The same when a client closes: a command that ends has time, one that starts has not.
+const LOG_PAGES_AT_CLOSE: i64 = 250;
+
+pub(super) const SCHEMA: &str = include_str!("schema.sql");
+
+/// Opens one more connection to a file that is installed.
+pub(super) fn connect(path: &Path) -> Result<Connection, Failure> {
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let db = Connection::open_with_flags(path, flags)?;
+    db.set_prepared_statement_cache_capacity(40);
+    db.busy_timeout(OPEN_WAIT)?;
+    // Otherwise the last one to close would write the log back and flush, which takes longer than
+    // everything else a short command does.
+    db.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
+    db.pragma_update(None, "synchronous", "NORMAL")?;
+    db.pragma_update(None, "wal_autocheckpoint", LOG_PAGES)?;
+    Ok(db)
+}
+
+/// Makes a connection answer at once when another one writes; the caller knows how to wait.
+pub(super) fn ready(db: &Connection) -> Result<(), Failure> {
+    Ok(db.busy_timeout(std::time::Duration::ZERO)?)
+}
+
+/// Installs the tables if they are not there, and empties the lines of an earlier boot. Safe when
+/// many do it at once. Returns the store's id.
+pub(super) fn install(db: &Connection, path: &Path, boot_id: &str) -> Result<u128, Failure> {
+    if pragma(db, "user_version")? == 0 {
+        // Both settings stick to the file, and must come before its first table. Small pages,
+        // because each grant writes one or two of them.
+        db.pragma_update(None, "page_size", 2048)?;
+        db.pragma_update(None, "journal_mode", "WAL")?;
+        flushed(db, |db| create(db, path, boot_id))?;
+    }
+    check(db, path)?;
+    let (store_id, boot) = store::identity(db)?.ok_or(Failure::Broken("no store row"))?;
+    if boot != boot_id {
+        flushed(db, |db| begin_boot(db, boot_id))?;
+    }
+    Ok(store_id)
+}
+
+fn create(db: &Connection, path: &Path, boot_id: &str) -> Result<(), Failure> {
+    if pragma(db, "user_version")? != 0 {
+        return Ok(());
+    }
+    let tables: i64 = db.query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))?;
+    if tables > 0 {
+        return Err(refuse(
+            path,
+            "it is a database of another program".into(),
+            "name another file",
+        ));
+    }
+    db.execute_batch(SCHEMA)?;
+    let store_id = Holder::fresh().id().0.to_be_bytes();
+    db.execute(
+        "INSERT INTO store (id, store_id, boot_id, fence, fence_mark, watched_until) \
+         VALUES (1, ?1, ?2, 0, ?3, 0)",
+        rusqlite::params![store_id, boot_id, FENCE_BLOCK],
+    )?;
+    db.execute("INSERT INTO totals VALUES (1, 0, 0, 0, 0, 0)", [])?;
+    db.pragma_update(None, "application_id", APPLICATION_ID)?;
+    db.pragma_update(None, "user_version", VERSION)?;
+    Ok(())
+}
+
+fn check(db: &Connection, path: &Path) -> Result<(), Failure> {
+    if pragma(db, "application_id")? != APPLICATION_ID {
+        return Err(refuse(
+            path,
+            "it is a database of another program".into(),
+            "name another file",
+        ));
+    }
+    let version = pragma(db, "user_version")?;
+    if version != VERSION {
+        let reason = format!("it has layout {version}, and this build knows layout {VERSION}");
+        return Err(refuse(
+            path,
+            reason,
+            "use the leasehold version that made it, or another file",
+        ));
+    }
+    Ok(())
+}
+
+/// The machine was started again: nobody who held a claim runs any more, the instants in the
+/// claims mean nothing, and unflushed fences may be gone, so counting goes on from the mark.
+fn begin_boot(db: &Connection, boot_id: &str) -> Result<(), Failure> {
+    let (_, boot) = store::identity(db)?.ok_or(Failure::Broken("no store row"))?;
+    if boot == boot_id {
+        return Ok(());
+    }
+    db.execute("DELETE FROM claims", [])?;
+    db.execute("DELETE FROM watchers", [])?;
+    db.execute(
+        "UPDATE store SET boot_id = ?1, fence = fence_mark, fence_mark = fence_mark + ?2, \
+         watched_until = 0",
+        rusqlite::params![boot_id, FENCE_BLOCK],
+    )?;
+    Ok(())
+}
+
+/// Reserves more fences if fewer than `least` are left.
+pub(super) fn raise_mark(db: &Connection, least: i64) -> Result<(), Failure> {
+    let head = store::head(db)?;
+    if head.fence_mark - head.fence >= least {
+        return Ok(());
+    }
+    flushed(db, |db| {
+        db.prepare_cached("UPDATE store SET fence_mark = max(fence_mark, fence + ?1)")?
+            .execute([FENCE_BLOCK])?;
+        Ok(())
+    })
+}
+
+/// Writes the log back into the database if it has grown; `at_close` earlier than usual.
+pub(super) fn write_back(db: &Connection, at_close: bool) -> Result<(), Failure> {
+    let limit = if at_close { LOG_PAGES_AT_CLOSE } else { LOG_PAGES };
+    let log = |row: &rusqlite::Row<'_>| Ok((row.get::<_, i64>(1)?, row.get::<_, i64>(2)?));
+    let (pages, written) = db.query_row("PRAGMA wal_checkpoint(NOOP)", [], log)?;
+    if pages - written >= limit {
+        db.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], log)?;
+    }
+    Ok(())
+}
+
+/// Runs `act` in a transaction that writes.
+pub(super) fn transact<T>(
+    db: &Connection,
+    act: impl FnOnce(&Connection) -> Result<T, Failure>,
+) -> Result<T, Failure> {
+    db.prepare_cached("BEGIN IMMEDIATE")?.execute([])?;
+    finish(db, act(db))
+}
+
+/// Runs `act` in a transaction that sees one state of the file.
+pub(super) fn read<T>(
+    db: &Connection,
+    act: impl FnOnce(&Connection) -> Result<T, Failure>,
+) -> Result<T, Failure> {
+    db.prepare_cached("BEGIN")?.execute([])?;
+    finish(db, act(db))
+}
+
+fn finish<T>(db: &Connection, outcome: Result<T, Failure>) -> Result<T, Failure> {
+    let committed = outcome.and_then(|value| {
+        db.prepare_cached("COMMIT")?.execute([])?;
+        Ok(value)
+    });
+    if committed.is_err() && !db.is_autocommit() {
+        // After some errors SQLite has rolled back by itself; what counts is the first error.
+        let _first_error_counts = db.execute_batch("ROLLBACK");
+    }
+    committed
+}
+
+/// Runs `act` in a transaction that is on the disk when this returns, with all before it.
+fn flushed(
+    db: &Connection,
+    act: impl FnOnce(&Connection) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    db.pragma_update(None, "synchronous", "FULL")?;
+    let outcome = transact(db, act);
+    db.pragma_update(None, "synchronous", "NORMAL")?;
+    outcome
+}
+
+fn pragma(db: &Connection, name: &str) -> Result<i32, Failure> {
+    Ok(db.pragma_query_value(None, name, |row| row.get(0))?)
+}
+
+fn refuse(path: &Path, reason: String, advice: &'static str) -> Failure {
+    Failure::Final(Error::Config(Config::Refused { path: path.into(), reason, advice }))
+}

@@ -1,0 +1,136 @@
+//! Where the database file may be, and whether it is still the same file.
+//!
+//! A lock file is only as good as its file system: on a network share two machines would count
+//! on two boot clocks, and a file others can swap protects nothing. Refused here, before SQLite
+//! sees the path.
+
+use std::fs::{File, Metadata, OpenOptions};
+use std::io;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use crate::error::{Config, Error, Result};
+
+/// File systems whose files live on another machine, or may: their magic numbers as `statfs(2)`
+/// lists them, and the name people know.
+const NETWORK: &[(u64, &str)] = &[
+    (0x6969, "NFS"),
+    (0x517b, "SMB"),
+    (0xfe53_4d42, "SMB2"),
+    (0xff53_4d42, "CIFS"),
+    (0x6573_5546, "FUSE"),
+    (0x0102_1997, "9P"),
+    (0x00c3_6400, "Ceph"),
+    (0x5346_414f, "AFS"),
+    (0x7375_7245, "Coda"),
+    (0x0bd0_0bd0, "Lustre"),
+    (0x0116_1970, "GFS2"),
+    (0x7461_636f, "OCFS2"),
+    (0x564c, "NCP"),
+];
+
+/// The kind of network file system behind a magic number, if it is one.
+fn network_kind(magic: u64) -> Option<&'static str> {
+    let magic = magic & 0xffff_ffff;
+    NETWORK.iter().find(|(known, _)| *known == magic).map(|(_, kind)| *kind)
+}
+
+/// A database file that passed the checks.
+#[derive(Debug)]
+pub(super) struct Place {
+    pub(super) path: PathBuf,
+    device: u64,
+    inode: u64,
+}
+
+impl Place {
+    /// Checks `path` and makes the file, readable for its owner only, if it is not there.
+    pub(super) fn prepare(path: &Path, allow_network: bool) -> Result<Self> {
+        let path = std::path::absolute(path).map_err(|error| refused(path, &error))?;
+        let folder = path.parent().unwrap_or(Path::new("/"));
+        let about = folder.metadata().map_err(|error| refused(folder, &error))?;
+        if !about.is_dir() {
+            let advice = "name a file inside a folder";
+            return Err(refuse(folder, "it is not a folder", advice));
+        }
+        let (world_writable, sticky) = (about.mode() & 0o002 != 0, about.mode() & 0o1000 != 0);
+        if world_writable && !sticky {
+            let reason = "everybody may replace files in this folder";
+            return Err(refuse(folder, reason, "use a folder of your own, or `chmod o-w` it"));
+        }
+        let network = filesystem(folder).and_then(network_kind);
+        if let Some(kind) = network.filter(|_| !allow_network) {
+            let reason = format!("it is on a network file system ({kind})");
+            let advice = "put it on a local disk, or use a server engine; \
+                          `?allow_network=yes` if all its users are on this one machine";
+            return Err(refuse(&path, reason, advice));
+        }
+        if path.symlink_metadata().is_ok_and(|about| about.is_symlink()) {
+            return Err(refuse(&path, "it is a symbolic link", "name the file itself"));
+        }
+        let file = create(&path).map_err(|error| refused(&path, &error))?;
+        let about = file.metadata().map_err(|error| refused(&path, &error))?;
+        if !about.is_file() {
+            return Err(refuse(&path, "it is not a regular file", "name a file"));
+        }
+        Ok(Self { device: about.dev(), inode: about.ino(), path })
+    }
+
+    /// Whether the path still leads to the file that was opened.
+    pub(super) fn is_same(&self) -> bool {
+        self.path.symlink_metadata().is_ok_and(|about| self.is(&about))
+    }
+
+    fn is(&self, about: &Metadata) -> bool {
+        about.dev() == self.device && about.ino() == self.inode
+    }
+
+    /// The network file system the file is on, if it is on one.
+    pub(super) fn network(&self) -> Option<&'static str> {
+        filesystem(&self.path).and_then(network_kind)
+    }
+
+    /// The permission bits of the file.
+    pub(super) fn mode(&self) -> u32 {
+        self.path.symlink_metadata().map_or(0, |about| about.mode() & 0o777)
+    }
+}
+
+fn create(path: &Path) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create(true).truncate(false).mode(0o600);
+    options.custom_flags(rustix::fs::OFlags::NOFOLLOW.bits() as i32);
+    options.open(path)
+}
+
+fn filesystem(path: &Path) -> Option<u64> {
+    rustix::fs::statfs(path).ok().map(|about| about.f_type as u64)
+}
+
+fn refuse(path: &Path, reason: impl Into<String>, advice: &'static str) -> Error {
+    Error::Config(Config::Refused { path: path.into(), reason: reason.into(), advice })
+}
+
+fn refused(path: &Path, error: &io::Error) -> Error {
+    let advice = match error.kind() {
+        io::ErrorKind::NotFound => "create the folder first",
+        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
+            "use a file and a folder that you may write to"
+        }
+        _ => "use a file on a local disk that you may write to",
+    };
+    refuse(path, error.to_string(), advice)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn f103_network_file_systems_are_known_by_their_magic_numbers() {
+        assert_eq!(network_kind(0x6969), Some("NFS"));
+        assert_eq!(network_kind(0xffff_ffff_ff53_4d42), Some("CIFS"), "sign-extended");
+        assert_eq!(network_kind(0xef53), None, "ext4");
+        assert_eq!(network_kind(0x0102_1994), None, "tmpfs");
+    }
+}

@@ -1,0 +1,309 @@
+//! The store's tables: reading a line out of them and writing what changed in it.
+//!
+//! Straight SQL with no decisions in it; the rule is `line.rs`, and what a verb does with it is in
+//! `verbs.rs`. Every function here runs inside a transaction of the caller's.
+
+use rusqlite::{Connection, OptionalExtension, Row, params};
+
+use crate::claim::{Holder, HolderId, Mode, Note, Token};
+use crate::clock::Moment;
+use crate::engine::{Counts, Event, EventKind};
+use crate::error::{Error, Result};
+use crate::line::{Entry, Line};
+use crate::name::Name;
+
+use super::failure::{Failure, broken};
+
+/// The mailbox of a claim's client.
+pub(super) type Mailbox = i64;
+pub(super) type FileLine = Line<Mailbox>;
+pub(super) type FileEntry = Entry<Mailbox>;
+
+/// How many events are kept for watchers that fall behind.
+const EVENTS_KEPT: i64 = 1_024;
+
+/// The row that every writing verb reads.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Head {
+    pub(super) fence: i64,
+    pub(super) fence_mark: i64,
+    pub(super) watched_until: i64,
+}
+
+pub(super) fn nanos(at: Moment) -> i64 {
+    i64::try_from(at.as_nanos()).unwrap_or(i64::MAX)
+}
+
+pub(super) fn moment(nanos: i64) -> Moment {
+    Moment::from_nanos(nanos.max(0) as u64)
+}
+
+pub(super) fn head(db: &Connection) -> Result<Head, Failure> {
+    let sql = "SELECT fence, fence_mark, watched_until FROM store";
+    Ok(db.prepare_cached(sql)?.query_row([], |row| {
+        Ok(Head { fence: row.get(0)?, fence_mark: row.get(1)?, watched_until: row.get(2)? })
+    })?)
+}
+
+pub(super) fn set_fence(db: &Connection, fence: i64) -> Result<(), Failure> {
+    db.prepare_cached("UPDATE store SET fence = ?1")?.execute([fence])?;
+    Ok(())
+}
+
+const COLUMNS: &str = "fence, token, mode, take, of, holder, label, note, joined, granted, \
+                       expires, mailbox, name";
+
+/// The claims on one name.
+pub(super) fn line(db: &Connection, name: &Name) -> Result<FileLine, Failure> {
+    let mut select = db.prepare_cached(
+        "SELECT fence, token, mode, take, of, holder, label, note, joined, granted, expires, \
+         mailbox FROM claims WHERE name = ?1 ORDER BY fence",
+    )?;
+    let mut rows = select.query([name.as_str()])?;
+    let mut entries = Vec::new();
+    while let Some(row) = rows.next()? {
+        entries.push(entry(row)?);
+    }
+    Ok(entries.into_iter().collect())
+}
+
+/// Hands the lines from `first` on to `visit`, in name order, until it says stop.
+pub(super) fn lines_from(
+    db: &Connection,
+    first: &str,
+    mut visit: impl FnMut(Name, FileLine) -> bool,
+) -> Result<(), Failure> {
+    let sql = format!("SELECT {COLUMNS} FROM claims WHERE name >= ?1 ORDER BY name, fence");
+    let mut select = db.prepare_cached(&sql)?;
+    let mut rows = select.query([first])?;
+    let mut open: Option<(Name, Vec<FileEntry>)> = None;
+    while let Some(row) = rows.next()? {
+        let text: String = row.get(12)?;
+        let entry = entry(row)?;
+        match &mut open {
+            Some((name, entries)) if name.as_str() == text => entries.push(entry),
+            _ => {
+                let name = Name::new(&text).map_err(|_| broken("a name out of bounds"))?;
+                if let Some((name, entries)) = open.replace((name, vec![entry]))
+                    && !visit(name, entries.into_iter().collect())
+                {
+                    return Ok(());
+                }
+            }
+        }
+    }
+    if let Some((name, entries)) = open {
+        visit(name, entries.into_iter().collect());
+    }
+    Ok(())
+}
+
+fn entry(row: &Row<'_>) -> Result<FileEntry, Failure> {
+    let mode = match row.get(2)? {
+        0 => Mode::Exclusive,
+        1 => Mode::Shared,
+        2 => Mode::Permits { take: row.get(3)?, of: row.get(4)? },
+        _ => return Err(broken("a claim of an unknown mode")),
+    };
+    let id = HolderId(u128::from_be_bytes(row.get(5)?));
+    let label: &str = row.get_ref(6)?.as_str().map_err(|_| broken("a label that is no text"))?;
+    let note: &str = row.get_ref(7)?.as_str().map_err(|_| broken("a note that is no text"))?;
+    let granted: Option<i64> = row.get(9)?;
+    Ok(Entry {
+        fence: row.get::<_, i64>(0)? as u64,
+        token: Token::from_bytes(row.get(1)?),
+        mode,
+        holder: Holder::known(id, label).map_err(|_| broken("a label out of bounds"))?,
+        note: Note::new(note).map_err(|_| broken("a note out of bounds"))?,
+        joined: moment(row.get(8)?),
+        granted: granted.map(moment),
+        expires: moment(row.get(10)?),
+        bell: row.get(11)?,
+    })
+}
+
+pub(super) fn insert(db: &Connection, name: &Name, entry: &FileEntry) -> Result<(), Failure> {
+    let (mode, take, of) = match entry.mode {
+        Mode::Exclusive => (0, 0, 0),
+        Mode::Shared => (1, 0, 0),
+        Mode::Permits { take, of } => (2, take, of),
+    };
+    db.prepare_cached(
+        "INSERT INTO claims (name, fence, token, mode, take, of, holder, label, note, joined, \
+         granted, expires, mailbox) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13)",
+    )?
+    .execute(params![
+        name.as_str(),
+        entry.fence as i64,
+        entry.token.as_bytes(),
+        mode,
+        take,
+        of,
+        entry.holder.id().0.to_be_bytes(),
+        entry.holder.label(),
+        entry.note.as_str(),
+        nanos(entry.joined),
+        entry.granted.map(nanos),
+        nanos(entry.expires),
+        entry.bell,
+    ])?;
+    Ok(())
+}
+
+/// Writes the times of a claim that is in line.
+pub(super) fn update(db: &Connection, name: &Name, entry: &FileEntry) -> Result<(), Failure> {
+    db.prepare_cached(
+        "UPDATE claims SET granted = ?3, expires = ?4 WHERE name = ?1 AND fence = ?2",
+    )?
+    .execute(params![
+        name.as_str(),
+        entry.fence as i64,
+        entry.granted.map(nanos),
+        nanos(entry.expires)
+    ])?;
+    Ok(())
+}
+
+pub(super) fn delete(db: &Connection, name: &Name, fence: u64) -> Result<(), Failure> {
+    db.prepare_cached("DELETE FROM claims WHERE name = ?1 AND fence = ?2")?
+        .execute(params![name.as_str(), fence as i64])?;
+    Ok(())
+}
+
+pub(super) fn add_counts(db: &Connection, counts: &Counts) -> Result<(), Failure> {
+    if *counts == Counts::default() {
+        return Ok(());
+    }
+    db.prepare_cached(
+        "UPDATE totals SET acquired = acquired + ?1, released = released + ?2, \
+         contended = contended + ?3, expired = expired + ?4, lost = lost + ?5",
+    )?
+    .execute(
+        [counts.acquired, counts.released, counts.contended, counts.expired, counts.lost]
+            .map(|count| count as i64),
+    )?;
+    Ok(())
+}
+
+pub(super) fn counts(db: &Connection) -> Result<Counts, Failure> {
+    let sql = "SELECT acquired, released, contended, expired, lost FROM totals";
+    Ok(db.prepare_cached(sql)?.query_row([], |row| {
+        let count = |index| row.get::<_, i64>(index).map(|count| count as u64);
+        Ok(Counts {
+            acquired: count(0)?,
+            released: count(1)?,
+            contended: count(2)?,
+            expired: count(3)?,
+            lost: count(4)?,
+        })
+    })?)
+}
+
+/// Writes an event down for the watchers.
+pub(super) fn record(
+    db: &Connection,
+    kind: &EventKind,
+    name: &Name,
+    entry: &FileEntry,
+) -> Result<(), Failure> {
+    let (word, reason) = match kind {
+        EventKind::Queued => ("queued", ""),
+        EventKind::Granted => ("granted", ""),
+        EventKind::Released => ("released", ""),
+        EventKind::Left => ("left", ""),
+        EventKind::Expired => ("expired", ""),
+        EventKind::Evicted { reason } => ("evicted", reason.as_str()),
+        EventKind::Missed(_) => return Ok(()),
+    };
+    db.prepare_cached(
+        "INSERT INTO events (kind, name, holder, label, fence, reason) \
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
+    )?
+    .execute(params![
+        word,
+        name.as_str(),
+        entry.holder.id().0.to_be_bytes(),
+        entry.holder.label(),
+        entry.fence as i64,
+        reason
+    ])?;
+    db.prepare_cached("DELETE FROM events WHERE id <= ?1")?
+        .execute([db.last_insert_rowid() - EVENTS_KEPT])?;
+    Ok(())
+}
+
+/// The number of the newest event; zero if there was none yet.
+pub(super) fn last_event(db: &Connection) -> Result<i64, Failure> {
+    let sql = "SELECT max(id) FROM events";
+    let last: Option<i64> = db.prepare_cached(sql)?.query_row([], |row| row.get(0))?;
+    Ok(last.unwrap_or(0))
+}
+
+/// The events after number `last`, each with its number.
+pub(super) fn events_after(db: &Connection, last: i64) -> Result<Vec<(i64, Event)>, Failure> {
+    let mut select = db.prepare_cached(
+        "SELECT id, kind, name, holder, label, fence, reason FROM events WHERE id > ?1 ORDER BY id",
+    )?;
+    let mut rows = select.query([last])?;
+    let mut events = Vec::new();
+    while let Some(row) = rows.next()? {
+        let word: String = row.get(1)?;
+        let kind = match word.as_str() {
+            "queued" => EventKind::Queued,
+            "granted" => EventKind::Granted,
+            "released" => EventKind::Released,
+            "left" => EventKind::Left,
+            "expired" => EventKind::Expired,
+            "evicted" => EventKind::Evicted { reason: row.get(6)? },
+            _ => return Err(broken("an event of an unknown kind")),
+        };
+        let name: String = row.get(2)?;
+        let label: String = row.get(4)?;
+        let id = HolderId(u128::from_be_bytes(row.get(3)?));
+        let holder = Holder::known(id, label).map_err(|_| broken("a label out of bounds"))?;
+        let name = Name::new(name).map_err(|_| broken("a name out of bounds"))?;
+        let fence = row.get::<_, i64>(5)? as u64;
+        events.push((row.get(0)?, Event { kind, name, holder, fence }));
+    }
+    Ok(events)
+}
+
+/// Enters or prolongs a watcher.
+pub(super) fn watch_until(db: &Connection, mailbox: Mailbox, until: Moment) -> Result<(), Failure> {
+    db.prepare_cached(
+        "INSERT INTO watchers (mailbox, until) VALUES (?1, ?2) \
+         ON CONFLICT (mailbox) DO UPDATE SET until = excluded.until",
+    )?
+    .execute([mailbox, nanos(until)])?;
+    db.prepare_cached("UPDATE store SET watched_until = max(watched_until, ?1)")?
+        .execute([nanos(until)])?;
+    Ok(())
+}
+
+pub(super) fn unwatch(db: &Connection, mailbox: Mailbox) -> Result<(), Failure> {
+    db.prepare_cached("DELETE FROM watchers WHERE mailbox = ?1")?.execute([mailbox])?;
+    db.prepare_cached(
+        "UPDATE store SET watched_until = coalesce((SELECT max(until) FROM watchers), 0)",
+    )?
+    .execute([])?;
+    Ok(())
+}
+
+pub(super) fn watchers(db: &Connection, now: Moment) -> Result<Vec<Mailbox>, Failure> {
+    let mut select = db.prepare_cached("SELECT mailbox FROM watchers WHERE until > ?1")?;
+    let mailboxes = select.query_map([nanos(now)], |row| row.get(0))?;
+    Ok(mailboxes.collect::<rusqlite::Result<_>>()?)
+}
+
+/// The id and the boot of the store; `None` if the tables are not there.
+pub(super) fn identity(db: &Connection) -> Result<Option<(u128, String)>, Failure> {
+    let sql = "SELECT store_id, boot_id FROM store";
+    let row = db.query_row(sql, [], |row| Ok((u128::from_be_bytes(row.get(0)?), row.get(1)?)));
+    Ok(row.optional()?)
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Failure::Final(error)
+    }
+}

@@ -1,0 +1,208 @@
+//! What each verb does to the tables, inside one transaction, and whom to ring after it.
+//!
+//! Load the line, let `line.rs` decide, write what changed. Nothing here waits, opens a
+//! transaction or rings: that is `mod.rs`.
+
+use rusqlite::Connection;
+
+use crate::claim::{Claim, ClaimKey, Holder, Released, Renewal, Standing, Token};
+use crate::clock::Moment;
+use crate::engine::{Counts, EventKind, Eviction, LineView, Page, Query, Select, Totals};
+use crate::error::Error;
+use crate::name::Name;
+
+use super::failure::Failure;
+use super::store::{self, FileEntry, FileLine, Head, Mailbox};
+
+/// Who must be rung once the transaction is through.
+#[derive(Debug, Default)]
+pub(super) struct Bellpull {
+    /// Claims that hold now.
+    pub(super) claims: Vec<(Mailbox, ClaimKey)>,
+    /// Mailboxes of those who watch.
+    pub(super) watchers: Vec<Mailbox>,
+}
+
+/// One verb's view of the transaction it runs in.
+pub(super) struct Verb<'c> {
+    db: &'c Connection,
+    now: Moment,
+    head: Head,
+    bells: Bellpull,
+    recorded: bool,
+}
+
+impl<'c> Verb<'c> {
+    pub(super) fn begin(db: &'c Connection, now: Moment) -> Result<Self, Failure> {
+        let head = store::head(db)?;
+        Ok(Self { db, now, head, bells: Bellpull::default(), recorded: false })
+    }
+
+    /// Ends the verb: who is to be rung after the commit.
+    pub(super) fn end(mut self) -> Result<Bellpull, Failure> {
+        if self.recorded {
+            self.bells.watchers = store::watchers(self.db, self.now)?;
+        }
+        Ok(self.bells)
+    }
+
+    /// Puts a claim in line or says how it stands. `expect` is called before a claim that waits
+    /// becomes visible, so that its bell is heard from the first moment on.
+    pub(super) fn claim(
+        &mut self,
+        claim: &Claim,
+        mailbox: Mailbox,
+        expect: impl FnOnce(Token) -> Result<(), Error>,
+    ) -> Result<Standing, Failure> {
+        let name = &claim.key.name;
+        let mut line = self.load(name)?;
+        let known = line.get(&claim.key.token).is_some();
+        let next = self.head.fence + 1;
+        let standing = line
+            .claim(self.now, claim, mailbox, || next as u64)
+            .map_err(|refusal| refusal.into_error(claim))?;
+        let Some(entry) = line.get(&claim.key.token) else { return Ok(standing) };
+        if matches!(standing, Standing::Queued { .. }) {
+            expect(claim.key.token)?;
+        }
+        if known {
+            store::update(self.db, name, entry)?;
+            return Ok(standing);
+        }
+        if next > self.head.fence_mark {
+            return Err(Failure::MarkReached);
+        }
+        store::set_fence(self.db, next)?;
+        store::insert(self.db, name, entry)?;
+        let held = entry.granted.is_some();
+        self.record(if held { EventKind::Granted } else { EventKind::Queued }, name, entry)?;
+        Ok(standing)
+    }
+
+    pub(super) fn renew(&mut self, renewal: &Renewal) -> Result<Standing, Failure> {
+        let name = &renewal.key.name;
+        let mut line = self.load(name)?;
+        let standing = line.renew(self.now, renewal);
+        if let Some(entry) = line.get(&renewal.key.token) {
+            store::update(self.db, name, entry)?;
+        }
+        Ok(standing)
+    }
+
+    pub(super) fn release(&mut self, key: &ClaimKey) -> Result<Released, Failure> {
+        let mut line = self.load(&key.name)?;
+        let (released, entry) = line.release(&key.token);
+        if let Some(entry) = entry {
+            store::delete(self.db, &key.name, entry.fence)?;
+            let held = entry.granted.is_some();
+            let kind = if held { EventKind::Released } else { EventKind::Left };
+            self.record(kind, &key.name, &entry)?;
+            self.settle(&key.name, &mut line)?;
+        }
+        Ok(released)
+    }
+
+    pub(super) fn evict(&mut self, order: &Eviction) -> Result<Vec<Holder>, Failure> {
+        let mut line = self.load(&order.name)?;
+        let evicted = line.evict();
+        for entry in &evicted {
+            store::delete(self.db, &order.name, entry.fence)?;
+            let reason = order.reason.clone();
+            self.record(EventKind::Evicted { reason }, &order.name, entry)?;
+        }
+        self.settle(&order.name, &mut line)?;
+        Ok(evicted.into_iter().map(|entry| entry.holder).collect())
+    }
+
+    /// The line as it is now: what has expired is taken out, and those who hold by that are rung.
+    fn load(&mut self, name: &Name) -> Result<FileLine, Failure> {
+        let mut line = store::line(self.db, name)?;
+        let expired = line.expire(self.now);
+        if expired.is_empty() {
+            return Ok(line);
+        }
+        let mut counts = Counts::default();
+        for entry in &expired {
+            store::delete(self.db, name, entry.fence)?;
+            counts.expired += u64::from(entry.granted.is_some());
+            self.record(EventKind::Expired, name, entry)?;
+        }
+        store::add_counts(self.db, &counts)?;
+        self.settle(name, &mut line)?;
+        Ok(line)
+    }
+
+    fn settle(&mut self, name: &Name, line: &mut FileLine) -> Result<(), Failure> {
+        for entry in line.settle(self.now) {
+            store::update(self.db, name, entry)?;
+            self.record(EventKind::Granted, name, entry)?;
+            let key = ClaimKey { name: name.clone(), token: entry.token };
+            self.bells.claims.push((entry.bell, key));
+        }
+        Ok(())
+    }
+
+    fn record(&mut self, kind: EventKind, name: &Name, entry: &FileEntry) -> Result<(), Failure> {
+        if self.head.watched_until > store::nanos(self.now) {
+            store::record(self.db, &kind, name, entry)?;
+            self.recorded = true;
+        }
+        Ok(())
+    }
+}
+
+/// Reads lines; nothing is changed, expired claims are merely not shown.
+pub(super) fn inspect(db: &Connection, now: Moment, query: &Query) -> Result<Page, Failure> {
+    let after = query.after.as_ref().map_or("", Name::as_str);
+    let start = match &query.select {
+        Select::Name(name) => name.as_str(),
+        Select::Prefix(prefix) => prefix.as_str(),
+        Select::All | Select::Holder(_) => "",
+    };
+    let holder = match &query.select {
+        Select::Holder(holder) => Some(*holder),
+        _ => None,
+    };
+    let mut page = Page::default();
+    store::lines_from(db, start.max(after), |name, mut line| {
+        if beyond(&query.select, &name) {
+            return false;
+        }
+        line.expire(now);
+        if !query.admits(&name) || holder.is_some_and(|holder| !line.has_claim_of(holder)) {
+            return true;
+        }
+        if page.lines.len() == query.page_lines() {
+            page.next = page.lines.last().map(|line: &LineView| line.name.clone());
+            return false;
+        }
+        page.lines.extend(line.view(&name, now));
+        true
+    })?;
+    Ok(page)
+}
+
+/// Whether no name from here on is asked for.
+fn beyond(select: &Select, name: &Name) -> bool {
+    match select {
+        Select::Name(only) => name > only,
+        Select::Prefix(prefix) => {
+            !name.as_str().starts_with(prefix) && name.as_str() > prefix.as_str()
+        }
+        Select::All | Select::Holder(_) => false,
+    }
+}
+
+/// Adds counts and reads the sums.
+pub(super) fn tally(db: &Connection, now: Moment, counts: &Counts) -> Result<Totals, Failure> {
+    store::add_counts(db, counts)?;
+    let mut totals = Totals { counts: store::counts(db)?, active: 0, waiting: 0 };
+    store::lines_from(db, "", |_, mut line| {
+        line.expire(now);
+        let holding = line.holding();
+        totals.active += holding as u64;
+        totals.waiting += (line.entries().len() - holding) as u64;
+        true
+    })?;
+    Ok(totals)
+}

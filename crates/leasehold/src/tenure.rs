@@ -1,0 +1,354 @@
+//! One claim's life as its client sees it: asking, waiting, held, lost or done.
+//!
+//! Decides from instants it is given; it reads no clock and talks to nobody. The keeper drives it
+//! and the lease reads it.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+
+use crate::claim::{ClaimKey, Renewal, Standing, Ttl};
+use crate::clock::Moment;
+use crate::error::{Error, LostCause};
+
+/// How often a waiting claim's heartbeat goes out at the latest. It repairs a lost bell, so it
+/// bounds how long one can hold somebody up.
+const BEAT_MAX: Duration = Duration::from_secs(1);
+
+/// The first pause after a failed renewal; it doubles up to a tenth of the ttl.
+const RETRY_FIRST: Duration = Duration::from_millis(25);
+
+/// How a lease stands, as far as its holder can know.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum LeaseState {
+    /// Held, and renewals come through.
+    Held,
+    /// Renewals fail, but the time has not run out: still held, and in danger.
+    Uncertain,
+    /// Not held any more.
+    Lost,
+}
+
+/// What a tenure may do that its claim does not say.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Terms {
+    pub(crate) ttl: Ttl,
+    pub(crate) renew: bool,
+    /// Which part of the ttl passes before the first renewal, in percent.
+    pub(crate) renew_at_percent: u32,
+    pub(crate) hold_at_most: Option<Duration>,
+    pub(crate) hold_at_least: Option<Duration>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Phase {
+    Asking,
+    Waiting,
+    Held,
+    Lost(LostCause),
+    Done,
+}
+
+#[derive(Debug)]
+pub(crate) struct Life {
+    pub(crate) phase: Phase,
+    pub(crate) terms: Terms,
+    pub(crate) fence: u64,
+    pub(crate) since: Moment,
+    pub(crate) deadline: Moment,
+    /// When the next renewal or heartbeat is due.
+    due: Moment,
+    failures: u32,
+    unreachable: bool,
+    in_flight: bool,
+    /// Counts answered renewals, so that `extend` can wait for its own.
+    pub(crate) answers: u64,
+    /// How many leases share this tenure: more than one only by re-entry.
+    pub(crate) entries: u32,
+}
+
+#[derive(Debug)]
+pub(crate) struct Tenure {
+    pub(crate) key: ClaimKey,
+    /// Rings the waiting loop; at most one waits.
+    pub(crate) bell: Notify,
+    /// Wakes everybody who awaits the loss or a renewal.
+    pub(crate) changed: Notify,
+    life: Mutex<Life>,
+    /// Where the registry keeps it.
+    pub(crate) slot: std::sync::OnceLock<(usize, usize)>,
+}
+
+/// What the keeper has to do about a tenure now.
+pub(crate) enum Duty {
+    /// Nothing before this instant.
+    Rest(Moment),
+    /// Send this renewal; it may go out a little before it is due, to share an exchange.
+    Renew { renewal: Renewal, due: Moment },
+    /// It was just found lost.
+    Lost(LostCause),
+    /// It was held for as long as it may be: give it back.
+    GiveBack,
+}
+
+impl Tenure {
+    pub(crate) fn new(key: ClaimKey, terms: Terms, now: Moment) -> Self {
+        let life = Life {
+            phase: Phase::Asking,
+            terms,
+            fence: 0,
+            since: now,
+            deadline: Moment::NEVER,
+            due: Moment::NEVER,
+            failures: 0,
+            unreachable: false,
+            in_flight: false,
+            answers: 0,
+            entries: 1,
+        };
+        Self {
+            key,
+            bell: Notify::new(),
+            changed: Notify::new(),
+            life: Mutex::new(life),
+            slot: std::sync::OnceLock::new(),
+        }
+    }
+
+    pub(crate) fn life(&self) -> MutexGuard<'_, Life> {
+        self.life.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The claim is in line since `sent`. Returns when its first heartbeat is due, or `None` if
+    /// it was taken away in the meantime.
+    pub(crate) fn queue(&self, sent: Moment) -> Option<Moment> {
+        let mut life = self.life();
+        match life.phase {
+            Phase::Asking => {
+                life.phase = Phase::Waiting;
+                life.due = sent + life.beat();
+                Some(life.due)
+            }
+            Phase::Waiting => Some(life.due),
+            _ => None,
+        }
+    }
+
+    /// The claim holds, by an answer to a request sent at `sent`. Returns when the first renewal
+    /// is due, or `None` if the tenure was ended in the meantime or the answer came too late.
+    pub(crate) fn hold(
+        &self,
+        fence: u64,
+        sent: Moment,
+        remaining: Duration,
+        now: Moment,
+    ) -> Option<Moment> {
+        let mut life = self.life();
+        let deadline = sent + remaining - life.terms.ttl.margin();
+        if !matches!(life.phase, Phase::Asking | Phase::Waiting) || now >= deadline {
+            return None;
+        }
+        life.phase = Phase::Held;
+        life.fence = fence;
+        life.since = now;
+        life.keep(sent, remaining);
+        Some(life.next_event())
+    }
+
+    pub(crate) fn state(&self, now: Moment) -> LeaseState {
+        let life = self.life();
+        match life.phase {
+            Phase::Held if now >= life.deadline => LeaseState::Lost,
+            Phase::Held if life.failures > 0 => LeaseState::Uncertain,
+            Phase::Held => LeaseState::Held,
+            _ => LeaseState::Lost,
+        }
+    }
+
+    /// Why the lease is lost, if it is.
+    pub(crate) fn lost(&self, now: Moment) -> Option<LostCause> {
+        let life = self.life();
+        match &life.phase {
+            Phase::Lost(cause) => Some(cause.clone()),
+            Phase::Held if now >= life.deadline => Some(life.cause_of_expiry()),
+            Phase::Done => Some(LostCause::Closed),
+            _ => None,
+        }
+    }
+
+    /// Ends the tenure. Returns the phase it was in, or `None` if it had ended before.
+    pub(crate) fn finish(&self) -> Option<Phase> {
+        let mut life = self.life();
+        if life.phase == Phase::Done {
+            return None;
+        }
+        let before = std::mem::replace(&mut life.phase, Phase::Done);
+        drop(life);
+        self.changed.notify_waiters();
+        Some(before)
+    }
+
+    /// Ends a held or waiting tenure as lost. Returns whether it was alive.
+    pub(crate) fn lose(&self, cause: LostCause) -> bool {
+        let mut life = self.life();
+        let alive = matches!(life.phase, Phase::Asking | Phase::Waiting | Phase::Held);
+        if alive {
+            life.phase = Phase::Lost(cause);
+            drop(life);
+            self.changed.notify_waiters();
+            self.bell.notify_one();
+        }
+        alive
+    }
+
+    /// What is to be done at `now`. A returned `Lost` is already entered here.
+    pub(crate) fn duty(&self, now: Moment) -> Duty {
+        let mut life = self.life();
+        match life.phase {
+            Phase::Held if now >= life.deadline => {
+                let cause = life.cause_of_expiry();
+                life.phase = Phase::Lost(cause.clone());
+                drop(life);
+                self.changed.notify_waiters();
+                Duty::Lost(cause)
+            }
+            Phase::Held if life.held_long_enough(now) => Duty::GiveBack,
+            Phase::Held | Phase::Waiting => {
+                let slack = life.terms.ttl.get() / 20;
+                if !life.in_flight && life.due - slack <= now {
+                    let due = life.due;
+                    let ttl = life.terms.ttl.get();
+                    let patience = life.terms.ttl.patience();
+                    Duty::Renew { renewal: Renewal { key: self.key.clone(), ttl, patience }, due }
+                } else {
+                    Duty::Rest(life.next_event())
+                }
+            }
+            _ => Duty::Rest(Moment::NEVER),
+        }
+    }
+
+    /// A renewal is on its way; no second one goes out before its answer.
+    pub(crate) fn sent(&self) {
+        self.life().in_flight = true;
+    }
+
+    /// The store answered a renewal sent at `sent`. Returns the cause if the lease is lost by it.
+    pub(crate) fn answered(&self, sent: Moment, ttl: Duration, answer: &Standing) -> Answered {
+        let mut life = self.life();
+        life.in_flight = false;
+        life.answers += 1;
+        let outcome = match (&life.phase, answer) {
+            (Phase::Held, Standing::Held { remaining, .. }) => {
+                life.keep(sent, *remaining);
+                if ttl != life.terms.ttl.get() {
+                    // `extend` changed the ttl while this renewal was on its way.
+                    life.due = sent;
+                }
+                Answered::Kept
+            }
+            (Phase::Held, Standing::Queued { .. } | Standing::Out { .. }) => {
+                let cause = match answer {
+                    Standing::Out { by: Some(holder), .. } => LostCause::TakenBy(holder.clone()),
+                    _ if sent >= life.deadline => LostCause::Expired,
+                    _ => LostCause::Removed,
+                };
+                life.phase = Phase::Lost(cause.clone());
+                Answered::Lost(cause)
+            }
+            (Phase::Waiting, Standing::Queued { .. }) => {
+                life.failures = 0;
+                life.due = sent + life.beat();
+                Answered::Kept
+            }
+            (Phase::Waiting, Standing::Held { .. } | Standing::Out { .. }) => {
+                life.due = sent + life.beat();
+                Answered::Ring
+            }
+            _ => Answered::Kept,
+        };
+        drop(life);
+        self.changed.notify_waiters();
+        if matches!(outcome, Answered::Ring) {
+            self.bell.notify_one();
+        }
+        outcome
+    }
+
+    /// A renewal failed. The deadline stays where it was: losing contact is not losing the lease.
+    pub(crate) fn failed(&self, now: Moment, error: &Error) {
+        let mut life = self.life();
+        life.in_flight = false;
+        life.failures += 1;
+        life.unreachable = matches!(error, Error::Unreachable { .. });
+        let limit = life.terms.ttl.get() / 10;
+        let pause = RETRY_FIRST.saturating_mul(1 << life.failures.min(10)).min(limit);
+        life.due = now + pause.mul_f64(rand::random_range(0.5..1.0));
+        drop(life);
+        self.changed.notify_waiters();
+    }
+
+    /// Sets another ttl and makes a renewal due at once.
+    pub(crate) fn renew_now(&self, ttl: Ttl, now: Moment) -> u64 {
+        let mut life = self.life();
+        life.terms.ttl = ttl;
+        life.due = now;
+        // An answer that is already on its way belongs to the renewal before.
+        life.answers + 1 + u64::from(life.in_flight)
+    }
+}
+
+/// What an answer to a renewal means.
+#[derive(Debug)]
+pub(crate) enum Answered {
+    Kept,
+    Ring,
+    Lost(LostCause),
+}
+
+impl Life {
+    fn keep(&mut self, sent: Moment, remaining: Duration) {
+        self.failures = 0;
+        self.unreachable = false;
+        self.deadline = sent + remaining - self.terms.ttl.margin();
+        self.due = if self.terms.renew {
+            let wait = self.terms.ttl.get().min(remaining) * self.terms.renew_at_percent / 100;
+            sent + wait
+        } else {
+            Moment::NEVER
+        };
+    }
+
+    fn beat(&self) -> Duration {
+        let beat = (self.terms.ttl.patience() * 6 / 10).min(BEAT_MAX);
+        beat.mul_f64(rand::random_range(0.8..1.0))
+    }
+
+    fn next_event(&self) -> Moment {
+        let renewal = if self.in_flight { Moment::NEVER } else { self.due };
+        let end = match self.phase {
+            Phase::Held => self.deadline.min(self.latest_end()),
+            _ => Moment::NEVER,
+        };
+        renewal.min(end)
+    }
+
+    fn latest_end(&self) -> Moment {
+        self.terms.hold_at_most.map_or(Moment::NEVER, |span| self.since + span)
+    }
+
+    fn held_long_enough(&self, now: Moment) -> bool {
+        now >= self.latest_end()
+    }
+
+    fn cause_of_expiry(&self) -> LostCause {
+        if self.unreachable { LostCause::Unreachable } else { LostCause::Expired }
+    }
+
+    /// Until when the claim must stay in the store although its holder is done with it.
+    pub(crate) fn keep_until(&self) -> Option<Moment> {
+        self.terms.hold_at_least.map(|span| self.since + span)
+    }
+}
