@@ -12,7 +12,7 @@ use tracing::Instrument;
 use crate::claim::{Claim, ClaimKey, Mode, Note, Standing, Token, Ttl};
 use crate::client::{Client, Inner};
 use crate::clock::Moment;
-use crate::engine::Query;
+use crate::engine::{Query, Wake};
 use crate::error::{Cycle, Error, Result};
 use crate::keeper::Keeper;
 use crate::lease::Lease;
@@ -150,7 +150,6 @@ impl Request {
         let join = deadline != Some(Moment::from_nanos(0));
         let claim = self.claim(&name, join)?;
         let terms = self.terms()?;
-        let span = tracing::debug_span!("leasehold.acquire", %name, mode = ?self.mode);
         let acquiring = Acquiring {
             inner: &self.client.inner,
             alone: self.alone,
@@ -158,7 +157,7 @@ impl Request {
             begun: self.client.inner.keeper.clock.now(),
         };
         if !self.reentrant {
-            return acquiring.run(claim, terms).instrument(span).await;
+            return acquiring.traced(&claim, terms).await;
         }
         let entrance = self.client.inner.reentry.entrance(&name);
         let mut inside = entrance.lock().await;
@@ -167,7 +166,7 @@ impl Request {
         {
             return Ok(Some(lease));
         }
-        let lease = acquiring.run(claim, terms).instrument(span).await?;
+        let lease = acquiring.traced(&claim, terms).await?;
         if let Some(lease) = &lease {
             *inside = lease.downgrade();
         }
@@ -215,73 +214,111 @@ struct Acquiring<'a> {
 }
 
 impl Acquiring<'_> {
-    async fn run(self, claim: Claim, terms: Terms) -> Result<Option<Lease>> {
+    /// The loop in a span of its own, if anybody looks at spans.
+    async fn traced(self, claim: &Claim, terms: Terms) -> Result<Option<Lease>> {
+        if !tracing::enabled!(tracing::Level::DEBUG) {
+            return self.run(claim, terms).await;
+        }
+        let name = &claim.key.name;
+        let span = tracing::debug_span!("leasehold.acquire", %name, mode = ?claim.mode);
+        self.run(claim, terms).instrument(span).await
+    }
+
+    async fn run(self, claim: &Claim, terms: Terms) -> Result<Option<Lease>> {
         let keeper = &self.inner.keeper;
         let tenure = Arc::new(Tenure::new(claim.key.clone(), terms, self.begun));
         keeper.enter(&tenure)?;
-        let mut stay = Stay { keeper, tenure: &tenure, waiting: false, settled: false };
+        let mut stay = Stay { keeper, tenure, waiting: false, settled: false };
+        let mut sent = self.begun;
         loop {
-            let sent = keeper.clock.now();
-            let standing = keeper.engine.claim(&claim).await?;
+            let standing = keeper.engine.claim(claim).await?;
             if keeper.is_closed() {
                 return Err(Error::Closed);
             }
             match standing {
                 Standing::Held { fence, remaining } => {
-                    let now = keeper.clock.now();
-                    let Some(due) = tenure.hold(fence, sent, remaining, now) else {
+                    // A store that cannot fail cannot be late.
+                    let slow = keeper.engine.info().can_fail || stay.waiting;
+                    let now = if slow { keeper.clock.now() } else { sent };
+                    let Some(due) = stay.tenure.hold(fence, sent, remaining, now) else {
                         let took = now.since(sent);
                         return Err(Error::TooSlow { name: claim.key.name.clone(), took });
                     };
-                    stay.settle();
-                    keeper.expect_at(due);
-                    keeper.counters.acquired();
-                    let waited = now.since(self.begun);
-                    let (name, mode) = (&claim.key.name, claim.mode);
-                    keeper.observe(Measure::Granted { name, mode, waited });
-                    return Ok(Some(Lease::new(self.inner, Arc::clone(&tenure))));
+                    return Ok(Some(self.granted(claim, stay, fence, (now, due))));
                 }
                 Standing::Queued { retry_in, .. } => {
                     stay.wait_begins();
                     if self.alone {
-                        self.refuse_own_name(&claim).await?;
+                        self.refuse_own_name(claim).await?;
                     }
-                    if let Some(due) = tenure.queue(sent) {
+                    if let Some(due) = stay.tenure.queue(sent) {
                         keeper.expect_at(due);
                     }
-                    if !self.wait(&tenure, &claim.key, retry_in).await? {
-                        return Ok(self.refused(&claim, stay).await);
+                    match self.wait(&stay.tenure, &claim.key, retry_in).await? {
+                        None => return Ok(self.refused(claim, stay)),
+                        Some(Wake::Ask) => {}
+                        Some(Wake::Holds { fence }) => {
+                            let now = keeper.clock.now();
+                            if let Some(due) = stay.tenure.hold_by_bell(fence, now) {
+                                return Ok(Some(self.granted(claim, stay, fence, (now, due))));
+                            }
+                        }
                     }
                 }
                 Standing::Out { .. } => {
                     keeper.counters.contended();
-                    return Ok(self.refused(&claim, stay).await);
+                    return Ok(self.refused(claim, stay));
                 }
             }
+            sent = keeper.clock.now();
         }
     }
 
-    /// Waits until it is worth asking again; `false` when the caller's time is up.
-    async fn wait(&self, tenure: &Tenure, key: &ClaimKey, retry_in: Duration) -> Result<bool> {
+    fn granted(
+        &self,
+        claim: &Claim,
+        mut stay: Stay<'_>,
+        fence: u64,
+        (now, due): (Moment, Moment),
+    ) -> Lease {
+        stay.settled = true;
+        let keeper = &self.inner.keeper;
+        keeper.expect_at(due);
+        keeper.counters.acquired();
+        let waited = now.since(self.begun);
+        let (name, mode) = (&claim.key.name, claim.mode);
+        keeper.observe(Measure::Granted { name, mode, waited });
+        Lease::new(self.inner, Arc::clone(&stay.tenure), fence)
+    }
+
+    /// Waits until the claim holds or it is worth asking again; `None` when the caller's time is
+    /// up.
+    async fn wait(
+        &self,
+        tenure: &Tenure,
+        key: &ClaimKey,
+        retry_in: Duration,
+    ) -> Result<Option<Wake>> {
         let keeper = &self.inner.keeper;
         let now = keeper.clock.now();
         if self.deadline.is_some_and(|deadline| deadline <= now) {
-            return Ok(false);
+            return Ok(None);
         }
         let retry_at = now + retry_in.min(RETRY_MAX);
         let until = self.deadline.map_or(retry_at, |deadline| deadline.min(retry_at));
-        tokio::select! {
+        let wake = tokio::select! {
+            biased;
             rung = keeper.engine.wait(key) => rung?,
-            () = tenure.bell.notified() => {}
-            () = keeper.clock.sleep_until(until) => {}
-        }
+            () = tenure.bell.notified() => Wake::Ask,
+            () = keeper.clock.sleep_until(until) => Wake::Ask,
+        };
         if keeper.is_closed() {
             return Err(Error::Closed);
         }
-        Ok(true)
+        Ok(Some(wake))
     }
 
-    async fn refused(&self, claim: &Claim, stay: Stay<'_>) -> Option<Lease> {
+    fn refused(&self, claim: &Claim, stay: Stay<'_>) -> Option<Lease> {
         let keeper = &self.inner.keeper;
         let waited = keeper.clock.now().since(self.begun);
         keeper.observe(Measure::Refused { name: &claim.key.name, waited });
@@ -313,7 +350,7 @@ impl Acquiring<'_> {
 /// Makes sure that a claim which does not become a lease leaves nothing behind.
 struct Stay<'a> {
     keeper: &'a Arc<Keeper>,
-    tenure: &'a Arc<Tenure>,
+    tenure: Arc<Tenure>,
     waiting: bool,
     settled: bool,
 }
@@ -328,13 +365,9 @@ impl Stay<'_> {
         }
     }
 
-    fn settle(&mut self) {
-        self.settled = true;
-    }
-
     /// The claim never entered the line.
     fn forget(mut self) {
-        self.keeper.forget(self.tenure);
+        self.keeper.forget(&self.tenure);
         self.settled = true;
     }
 }
@@ -346,7 +379,7 @@ impl Drop for Stay<'_> {
             self.keeper.observe(Measure::WaitEnded { name: &self.tenure.key.name });
         }
         if !self.settled {
-            self.keeper.abandon(self.tenure);
+            self.keeper.abandon(&self.tenure);
         }
     }
 }

@@ -21,6 +21,7 @@ use crate::handle::Handle;
 use crate::keeper::Keeper;
 use crate::layer::retry::RetryPolicy;
 use crate::lease::Lease;
+use crate::memory::Memory;
 use crate::mutex::Mutex;
 use crate::name::Name;
 use crate::observe::{Observer, Stats};
@@ -108,8 +109,8 @@ impl ClientBuilder {
     }
 
     /// The clock deadlines count on; the machine's boot clock unless said otherwise.
-    pub fn clock(mut self, clock: impl Clock) -> Self {
-        self.clock = Some(Arc::new(clock));
+    pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
+        self.clock = Some(clock);
         self
     }
 
@@ -152,6 +153,13 @@ impl ClientBuilder {
             poison: Poison::default(),
         };
         Ok(Client { inner: Arc::new(inner) })
+    }
+}
+
+impl Memory {
+    /// A client of this store, on the store's clock.
+    pub fn client(&self) -> Result<Client> {
+        Client::builder().clock(self.clock()).engine(self.clone())
     }
 }
 
@@ -295,7 +303,7 @@ impl Client {
                 };
                 keeper.counters.acquired();
                 keeper.expect_at(due);
-                Ok(Lease::new(&self.inner, tenure))
+                Ok(Lease::new(&self.inner, tenure, fence))
             }
             Some(Standing::Out { by, .. }) => Err(Error::Stale { name, by }),
             _ => Err(Error::Stale { name, by: None }),

@@ -26,15 +26,19 @@ pub trait Engine: fmt::Debug + Send + Sync + 'static {
     /// Joins the line, asks how a claim stands, or confirms that it holds.
     async fn claim(&self, claim: &Claim) -> Result<Standing>;
 
-    /// Ends when it is worth asking again. A bell that rang since the last answer of `claim`
-    /// counts; one that is lost is repaired by the heartbeat.
-    async fn wait(&self, key: &ClaimKey) -> Result<()>;
+    /// Ends when the claim holds or it is worth asking again. A bell that rang since the last
+    /// answer of `claim` counts; one that is lost is repaired by the heartbeat.
+    async fn wait(&self, key: &ClaimKey) -> Result<Wake>;
 
     /// Keeps claims alive, all in one exchange where the store can.
     async fn renew(&self, renewals: &[Renewal]) -> Result<Vec<Standing>>;
 
     /// Gives claims back or takes them out of their lines, and rings those who hold now.
     async fn release(&self, keys: &[ClaimKey]) -> Result<Vec<Released>>;
+
+    /// As `release` of one claim, on the spot, without a runtime: for leases that are dropped.
+    /// `None` where the store cannot answer without waiting; the claim is then released later.
+    fn release_now(&self, key: &ClaimKey) -> Option<Released>;
 
     /// Reads lines in name order, a page at a time.
     async fn inspect(&self, query: &Query) -> Result<Page>;
@@ -61,6 +65,19 @@ pub trait Engine: fmt::Debug + Send + Sync + 'static {
     async fn close(&self) -> Result<()>;
 }
 
+/// Why a wait ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wake {
+    /// It is worth asking again.
+    Ask,
+    /// The claim holds, and the store keeps it for as long as its last heartbeat said. To be
+    /// answered only where the grant is as safe as one that `claim` answers.
+    Holds {
+        /// Its number.
+        fence: u64,
+    },
+}
+
 /// What an engine is and what it can promise.
 #[derive(Debug, Clone)]
 pub struct Info {
@@ -72,9 +89,8 @@ pub struct Info {
     pub store_id: u128,
     /// What it can do.
     pub can: Capabilities,
-    /// Whether its verbs normally answer without waiting, so that a dropped lease may be released
-    /// on the spot. Its futures must then not need a runtime until they are first pending.
-    pub immediate: bool,
+    /// Whether its verbs can fail in a way that is worth trying again.
+    pub can_fail: bool,
 }
 
 /// What an engine can do. Conformance cases are chosen by these.

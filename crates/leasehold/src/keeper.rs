@@ -7,7 +7,6 @@
 use std::future::Future;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
@@ -74,8 +73,23 @@ pub(crate) struct Parting {
     key: ClaimKey,
     /// It stays in the store until then, although nobody works under it any more.
     keep_until: Option<Moment>,
-    /// After this the store has dropped it by itself.
-    give_up: Moment,
+    /// How long the store keeps it at most without another word.
+    ttl: Duration,
+    /// After this the store has dropped it by itself; set when the keeper takes it over.
+    give_up: Option<Moment>,
+}
+
+impl Parting {
+    fn given_up_from(mut self, now: Moment) -> Self {
+        self.give_up.get_or_insert(now + self.ttl);
+        self
+    }
+
+    /// How much longer it must stay in the store.
+    fn keep_for(&self, clock: &dyn Clock) -> Option<Duration> {
+        let left = self.keep_until?.since(clock.now());
+        (!left.is_zero()).then_some(left)
+    }
 }
 
 enum Done {
@@ -141,7 +155,7 @@ impl Keeper {
     /// answers at once, else as soon as the keeper gets through.
     pub(crate) fn abandon(self: &Arc<Self>, tenure: &Arc<Tenure>) {
         let Some(parting) = self.part_from(tenure) else { return };
-        if self.engine.info().immediate && self.part_on_the_spot(&parting) {
+        if parting.keep_until.is_none() && self.direct.release_now(&parting.key).is_some() {
             return;
         }
         self.post(vec![parting]);
@@ -149,35 +163,30 @@ impl Keeper {
 
     /// Ends a tenure and says what must still be told to the store, if anything.
     pub(crate) fn part_from(&self, tenure: &Arc<Tenure>) -> Option<Parting> {
-        let phase = tenure.finish()?;
+        let ended = tenure.finish()?;
         self.registry.leave(tenure);
-        if matches!(phase, Phase::Lost(_)) {
+        let name = &tenure.key.name;
+        match ended.phase {
             // The store dropped it, or the keeper took it out when it found the loss.
-            return None;
+            Phase::Lost(_) | Phase::Done => return None,
+            Phase::Held => {
+                self.counters.released();
+                if self.observer.is_some() {
+                    let held = self.clock.now().since(ended.since);
+                    self.observe(Measure::Released { name, held });
+                }
+            }
+            Phase::Asking | Phase::Waiting => {}
         }
-        let now = self.clock.now();
-        let life = tenure.life();
-        if phase == Phase::Held {
-            self.counters.released();
-            self.observe(Measure::Released { name: &tenure.key.name, held: now.since(life.since) });
-        }
-        let keep_until =
-            if phase == Phase::Held { life.keep_until().filter(|at| *at > now) } else { None };
-        let give_up = now + life.terms.ttl.get();
-        Some(Parting { key: tenure.key.clone(), keep_until, give_up })
-    }
-
-    fn part_on_the_spot(&self, parting: &Parting) -> bool {
-        let parted = part(&*self.direct, &*self.clock, parting);
-        let mut parted = std::pin::pin!(parted);
-        let mut nobody = Context::from_waker(Waker::noop());
-        matches!(parted.as_mut().poll(&mut nobody), Poll::Ready(Ok(_)))
+        let keep_until = ended.keep_until.filter(|_| ended.phase == Phase::Held);
+        Some(Parting { key: tenure.key.clone(), keep_until, ttl: ended.ttl, give_up: None })
     }
 
     /// Leaves partings for the keeper.
     pub(crate) fn post(self: &Arc<Self>, partings: Vec<Parting>) {
+        let now = self.clock.now();
         let mut desk = self.desk();
-        desk.partings.extend(partings);
+        desk.partings.extend(partings.into_iter().map(|parting| parting.given_up_from(now)));
         desk.next_parting = None;
         drop(desk);
         self.start();
@@ -321,7 +330,7 @@ impl Keeper {
         let now = self.clock.now();
         let mut desk = self.desk();
         desk.partings.retain(|parting| {
-            let waiting = parting.give_up > now;
+            let waiting = parting.give_up.is_none_or(|at| at > now);
             if !waiting {
                 tracing::warn!(name = %parting.key.name, "gave up releasing; its ttl has passed");
             }
@@ -429,9 +438,10 @@ impl Keeper {
         tenure.lose(cause.clone());
         self.report_loss(tenure, &cause);
         self.registry.leave(tenure);
-        let give_up = self.clock.now() + tenure.life().terms.ttl.get();
-        let mut desk = self.desk();
-        desk.partings.push(Parting { key: tenure.key.clone(), keep_until: None, give_up });
+        let ttl = tenure.life().terms.ttl.get();
+        let parting = Parting { key: tenure.key.clone(), keep_until: None, ttl, give_up: None };
+        let parting = parting.given_up_from(self.clock.now());
+        self.desk().partings.push(parting);
     }
 
     fn report_loss(&self, tenure: &Tenure, cause: &LostCause) {
@@ -466,11 +476,9 @@ pub(crate) async fn part(
     clock: &dyn Clock,
     parting: &Parting,
 ) -> Result<Released> {
-    let now = clock.now();
-    let key = parting.key.clone();
-    match parting.keep_until.filter(|at| *at > now) {
-        Some(until) => {
-            let ttl = until.since(now);
+    match parting.keep_for(clock) {
+        Some(ttl) => {
+            let key = parting.key.clone();
             let answers = engine.renew(&[Renewal { key, ttl, patience: ttl }]).await?;
             Ok(match answers.into_iter().next() {
                 Some(Standing::Out { by: Some(holder), .. }) => Released::TakenBy(holder),
@@ -479,16 +487,15 @@ pub(crate) async fn part(
             })
         }
         None => {
-            let answers = engine.release(&[key]).await?;
+            let answers = engine.release(std::slice::from_ref(&parting.key)).await?;
             Ok(answers.into_iter().next().unwrap_or(Released::AlreadyExpired))
         }
     }
 }
 
 async fn part_all(engine: &dyn Engine, clock: &dyn Clock, partings: &[Parting]) -> Result<()> {
-    let now = clock.now();
     let (kept, gone): (Vec<_>, Vec<_>) =
-        partings.iter().partition(|parting| parting.keep_until.is_some_and(|at| at > now));
+        partings.iter().partition(|parting| parting.keep_for(clock).is_some());
     for parting in kept {
         part(engine, clock, parting).await?;
     }

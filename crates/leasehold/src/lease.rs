@@ -33,8 +33,7 @@ pub struct Lease {
 }
 
 impl Lease {
-    pub(crate) fn new(inner: &Arc<Inner>, tenure: Arc<Tenure>) -> Self {
-        let fence = tenure.life().fence;
+    pub(crate) fn new(inner: &Arc<Inner>, tenure: Arc<Tenure>, fence: u64) -> Self {
         Self { inner: Arc::clone(inner), tenure, fence, entered: true }
     }
 
@@ -48,8 +47,9 @@ impl Lease {
             return None;
         }
         life.entries += 1;
+        let fence = life.fence;
         drop(life);
-        Some(Self::new(inner, tenure))
+        Some(Self::new(inner, tenure, fence))
     }
 
     pub(crate) fn downgrade(&self) -> Weak<Tenure> {
@@ -143,13 +143,21 @@ impl Lease {
 
     /// Lets go of the lease without giving it back: it lives in the store until its ttl ends or
     /// somebody takes up the handle.
-    pub fn detach(mut self) -> Handle {
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future before it ends gives the lease back.
+    pub async fn detach(mut self) -> Result<Handle> {
+        if self.tenure.is_provisional() {
+            let ttl = self.tenure.life().terms.ttl;
+            self.extend(ttl.get()).await?;
+        }
         let handle = self.handle();
         if self.leave() {
             self.inner.keeper.forget(&self.tenure);
             self.inner.keeper.counters.detached();
         }
-        handle
+        Ok(handle)
     }
 
     /// Gives the lease back and says what became of it.

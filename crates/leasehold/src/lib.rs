@@ -25,6 +25,7 @@
 #![warn(missing_docs, missing_debug_implementations, unreachable_pub)]
 
 mod acquire;
+mod bell;
 pub mod blocking;
 pub mod claim;
 mod client;

@@ -167,12 +167,13 @@ impl<B> Line<B> {
 
     /// Puts a claim in line, or says again how it stands; either way its time starts anew.
     ///
-    /// Expired claims must have been taken out. `fence` is called only for a claim that enters.
+    /// Expired claims must have been taken out. `fence` and `bell` are called only for a claim
+    /// that enters, `bell` with whether it holds at once and will never be rung.
     pub fn claim(
         &mut self,
         now: Moment,
         claim: &Claim,
-        bell: B,
+        bell: impl FnOnce(bool) -> B,
         fence: impl FnOnce() -> u64,
     ) -> Result<Standing, Refusal> {
         if let Some(index) = self.index(&claim.key.token) {
@@ -201,7 +202,7 @@ impl<B> Line<B> {
             joined: now,
             granted: holds.then_some(now),
             expires: now + if holds { claim.ttl } else { claim.patience },
-            bell,
+            bell: bell(holds),
         };
         debug_assert!(self.entries.back().is_none_or(|last| last.fence < entry.fence));
         self.entries.push_back(entry);
@@ -330,10 +331,15 @@ mod tests {
                 patience: Duration::from_secs(10),
                 join,
             };
-            self.line.claim(NOW, &claim, (), || {
-                self.next += 1;
-                self.next
-            })
+            self.line.claim(
+                NOW,
+                &claim,
+                |_| (),
+                || {
+                    self.next += 1;
+                    self.next
+                },
+            )
         }
     }
 

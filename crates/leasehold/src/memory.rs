@@ -4,20 +4,21 @@
 //! expire a lease, fail a renewal or pause a holder on demand. Nothing outlives the process.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
-use std::hash::{BuildHasher, RandomState};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::hash::BuildHasher;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use async_trait::async_trait;
 use futures_util::stream::{BoxStream, StreamExt};
+use hashbrown::{DefaultHashBuilder, HashTable};
 use tokio::sync::{Notify, broadcast};
 
+use crate::bell::Bell;
 use crate::claim::{Claim, ClaimKey, Holder, HolderId, Released, Renewal, Standing, Token};
-use crate::client::Client;
 use crate::clock::{Clock, Moment, SystemClock, VirtualClock};
 use crate::engine::{
     Capabilities, Counts, Engine, Event, EventKind, Eviction, Finding, Info, Level, LineView, Page,
-    Query, Select, Totals,
+    Query, Select, Totals, Wake,
 };
 use crate::error::{Error, Result};
 use crate::line::{Entry, Line};
@@ -29,7 +30,8 @@ const SHARDS: usize = 64;
 /// Events a slow watcher may fall behind by before it misses some.
 const EVENTS_MAX: usize = 1_024;
 
-type Bell = Arc<Notify>;
+/// A claim that held at once is never rung, and needs no bell.
+type Ringer = Option<Arc<Bell>>;
 
 /// A store in this process. Clones are the same store.
 ///
@@ -56,19 +58,27 @@ pub struct Memory {
 struct Store {
     info: Info,
     clock: Arc<dyn Clock>,
-    hasher: RandomState,
+    hasher: DefaultHashBuilder,
     shards: Vec<Mutex<Shard>>,
     totals: Mutex<Counts>,
     events: broadcast::Sender<Event>,
+    /// How many watch; the channel could tell, but only under its lock.
+    watchers: AtomicUsize,
     meddling: Meddling,
 }
 
 #[derive(Debug, Default)]
 struct Shard {
-    lines: HashMap<Name, Line<Bell>>,
+    lines: Lines,
     /// The last fence given out here. A name is always in the same shard, so its fences rise.
     fence: u64,
-    /// When the map is this long, lines that nobody will touch again are swept.
+}
+
+/// The lines of a shard, by name. Empty ones stay for the next claim until they are swept.
+#[derive(Debug, Default)]
+struct Lines {
+    table: HashTable<(Name, Line<Ringer>)>,
+    /// When the table is this long, lines that nobody is in are swept.
     sweep_at: usize,
 }
 
@@ -134,30 +144,32 @@ impl Memory {
                 evict: true,
                 tally: true,
             },
-            immediate: true,
+            can_fail: false,
         };
         let store = Store {
             info,
             clock,
-            hasher: RandomState::new(),
+            hasher: DefaultHashBuilder::default(),
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
             totals: Mutex::default(),
             events: broadcast::channel(EVENTS_MAX).0,
+            watchers: AtomicUsize::new(0),
             meddling: Meddling::default(),
         };
         Self { store: Arc::new(store) }
     }
 
-    /// A client of this store, on the store's clock.
-    pub fn client(&self) -> Result<Client> {
-        Client::builder().clock(SharedClock(Arc::clone(&self.store.clock))).engine(self.clone())
+    /// The clock of this store.
+    pub fn clock(&self) -> Arc<dyn Clock> {
+        Arc::clone(&self.store.clock)
     }
 
     /// Lets whoever holds `name` expire now, as if its time had run out unseen.
     pub fn expire_now(&self, name: &Name) {
         let now = self.store.clock.now();
-        let mut shard = self.store.shard(name);
-        if let Some(line) = shard.lines.get_mut(name) {
+        let hash = self.store.hash(name);
+        let mut shard = self.store.shard(hash);
+        if let Some(line) = shard.lines.get_mut(hash, name) {
             for entry in line.evict() {
                 lock(&self.store.totals).expired += 1;
                 self.store.tell(EventKind::Expired, name, &entry);
@@ -190,24 +202,6 @@ impl Memory {
     }
 }
 
-/// Lets a client share the clock its store was made with.
-#[derive(Debug)]
-struct SharedClock(Arc<dyn Clock>);
-
-impl Clock for SharedClock {
-    fn now(&self) -> Moment {
-        self.0.now()
-    }
-
-    fn sleep_until(&self, at: Moment) -> crate::clock::Sleep {
-        self.0.sleep_until(at)
-    }
-
-    fn alarm(&self, at: Moment) -> crate::clock::Sleep {
-        self.0.alarm(at)
-    }
-}
-
 impl Meddling {
     fn change(&self, change: impl FnOnce(&mut MeddlingState)) {
         change(&mut lock(&self.state));
@@ -220,13 +214,17 @@ impl Meddling {
 }
 
 impl Store {
-    fn shard(&self, name: &Name) -> MutexGuard<'_, Shard> {
-        let hash = self.hasher.hash_one(name);
-        lock(&self.shards[hash as usize % SHARDS])
+    fn hash(&self, name: &Name) -> u64 {
+        self.hasher.hash_one(name.as_str())
+    }
+
+    fn shard(&self, hash: u64) -> MutexGuard<'_, Shard> {
+        // The table inside uses the lowest and the highest bits.
+        lock(&self.shards[(hash >> 24) as usize % SHARDS])
     }
 
     /// Removes what has expired, tells of it, and rings those who hold now.
-    fn refresh(&self, name: &Name, line: &mut Line<Bell>, now: Moment) {
+    fn refresh(&self, name: &Name, line: &mut Line<Ringer>, now: Moment) {
         let expired = line.expire(now);
         if expired.is_empty() {
             return;
@@ -240,15 +238,21 @@ impl Store {
         self.settle(name, line, now);
     }
 
-    fn settle(&self, name: &Name, line: &mut Line<Bell>, now: Moment) {
+    fn settle(&self, name: &Name, line: &mut Line<Ringer>, now: Moment) {
         for entry in line.settle(now) {
-            entry.bell.notify_one();
+            if let Some(bell) = &entry.bell {
+                bell.ring(entry.fence);
+            }
             self.tell(EventKind::Granted, name, entry);
         }
     }
 
-    fn tell(&self, kind: EventKind, name: &Name, entry: &Entry<Bell>) {
-        if self.events.receiver_count() > 0 {
+    fn is_watched(&self) -> bool {
+        self.watchers.load(Ordering::Acquire) > 0
+    }
+
+    fn tell(&self, kind: EventKind, name: &Name, entry: &Entry<Ringer>) {
+        if self.is_watched() {
             let (holder, fence) = (entry.holder.clone(), entry.fence);
             // A watcher that left between the two lines misses nothing.
             let _watched = self.events.send(Event { kind, name: name.clone(), holder, fence });
@@ -258,24 +262,25 @@ impl Store {
     fn claim(&self, claim: &Claim) -> Result<Standing> {
         let now = self.clock.now();
         let name = &claim.key.name;
-        let mut guard = self.shard(name);
+        let hash = self.hash(name);
+        let mut guard = self.shard(hash);
         let shard = &mut *guard;
-        shard.sweep(now);
-        let line = shard.lines.entry(name.clone()).or_default();
+        let line = shard.lines.get_or_insert(&self.hasher, hash, name, now);
         self.refresh(name, line, now);
-        let known = line.get(&claim.key.token).is_some();
+        let known = self.is_watched() && line.get(&claim.key.token).is_some();
         let fence = || {
             shard.fence += 1;
             shard.fence
         };
-        let standing = line.claim(now, claim, Bell::default(), fence);
-        if !known && let Some(entry) = line.get(&claim.key.token) {
+        let bell = |holds: bool| (!holds).then(Arc::default);
+        let standing = line.claim(now, claim, bell, fence);
+        if self.is_watched()
+            && !known
+            && let Some(entry) = line.get(&claim.key.token)
+        {
             let held = entry.granted.is_some();
             let kind = if held { EventKind::Granted } else { EventKind::Queued };
             self.tell(kind, name, entry);
-        }
-        if line.is_empty() {
-            shard.lines.remove(name);
         }
         standing.map_err(|refusal| refusal.into_error(claim))
     }
@@ -283,9 +288,10 @@ impl Store {
     fn renew(&self, renewal: &Renewal) -> Standing {
         let now = self.clock.now();
         let name = &renewal.key.name;
-        let mut shard = self.shard(name);
-        let Some(line) = shard.lines.get_mut(name) else {
-            return Line::<Bell>::default().renew(now, renewal);
+        let hash = self.hash(name);
+        let mut shard = self.shard(hash);
+        let Some(line) = shard.lines.get_mut(hash, name) else {
+            return Line::<Ringer>::default().renew(now, renewal);
         };
         self.refresh(name, line, now);
         line.renew(now, renewal)
@@ -293,8 +299,9 @@ impl Store {
 
     fn release(&self, key: &ClaimKey) -> Released {
         let now = self.clock.now();
-        let mut shard = self.shard(&key.name);
-        let Some(line) = shard.lines.get_mut(&key.name) else {
+        let hash = self.hash(&key.name);
+        let mut shard = self.shard(hash);
+        let Some(line) = shard.lines.get_mut(hash, &key.name) else {
             return Released::AlreadyExpired;
         };
         self.refresh(&key.name, line, now);
@@ -305,34 +312,30 @@ impl Store {
             self.tell(kind, &key.name, &entry);
             self.settle(&key.name, line, now);
         }
-        if line.is_empty() {
-            shard.lines.remove(&key.name);
-        }
         released
     }
 
-    fn bell(&self, key: &ClaimKey) -> Option<Bell> {
-        let shard = self.shard(&key.name);
-        let entry = shard.lines.get(&key.name)?.get(&key.token)?;
-        Some(Arc::clone(&entry.bell))
+    fn bell(&self, key: &ClaimKey) -> Option<Arc<Bell>> {
+        let hash = self.hash(&key.name);
+        let mut shard = self.shard(hash);
+        shard.lines.get_mut(hash, &key.name)?.get(&key.token)?.bell.clone()
     }
 
     fn holder_of(&self, name: &Name, token: &Token) -> Option<HolderId> {
-        let shard = self.shard(name);
-        Some(shard.lines.get(name)?.get(token)?.holder.id())
+        let hash = self.hash(name);
+        let mut shard = self.shard(hash);
+        Some(shard.lines.get_mut(hash, name)?.get(token)?.holder.id())
     }
 
     fn names(&self) -> BTreeSet<Name> {
-        self.shards
-            .iter()
-            .flat_map(|shard| lock(shard).lines.keys().cloned().collect::<Vec<_>>())
-            .collect()
+        self.shards.iter().flat_map(|shard| lock(shard).lines.names()).collect()
     }
 
     fn view(&self, name: &Name, holder: Option<HolderId>) -> Option<LineView> {
         let now = self.clock.now();
-        let mut shard = self.shard(name);
-        let line = shard.lines.get_mut(name)?;
+        let hash = self.hash(name);
+        let mut shard = self.shard(hash);
+        let line = shard.lines.get_mut(hash, name)?;
         self.refresh(name, line, now);
         if holder.is_some_and(|holder| !line.has_claim_of(holder)) {
             return None;
@@ -364,14 +367,54 @@ impl Store {
     }
 }
 
-impl Shard {
-    /// Drops lines whose claims have all expired, once the map has doubled since the last time:
-    /// a lease that its holder never gives back must not stay for ever.
+/// Counts as a watcher while it lives.
+struct Watching(Arc<Store>);
+
+impl Watching {
+    fn begin(store: &Arc<Store>) -> Self {
+        store.watchers.fetch_add(1, Ordering::AcqRel);
+        Self(Arc::clone(store))
+    }
+}
+
+impl Drop for Watching {
+    fn drop(&mut self) {
+        self.0.watchers.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+impl Lines {
+    fn get_mut(&mut self, hash: u64, name: &Name) -> Option<&mut Line<Ringer>> {
+        self.table.find_mut(hash, |(other, _)| other == name).map(|(_, line)| line)
+    }
+
+    fn get_or_insert(
+        &mut self,
+        hasher: &DefaultHashBuilder,
+        hash: u64,
+        name: &Name,
+        now: Moment,
+    ) -> &mut Line<Ringer> {
+        self.sweep(now);
+        let same = |(other, _): &(Name, Line<Ringer>)| other == name;
+        let rehash = |(other, _): &(Name, Line<Ringer>)| hasher.hash_one(other.as_str());
+        let entry = self.table.entry(hash, same, rehash);
+        let (_, line) = entry.or_insert_with(|| (name.clone(), Line::default())).into_mut();
+        line
+    }
+
+    fn names(&self) -> Vec<Name> {
+        let used = self.table.iter().filter(|(_, line)| !line.is_empty());
+        used.map(|(name, _)| name.clone()).collect()
+    }
+
+    /// Drops lines that nobody is in, once the table has doubled since the last time. A claim
+    /// that its owner never gives back has expired by then, too.
     fn sweep(&mut self, now: Moment) {
         const SWEEP_MIN: usize = 256;
-        if self.lines.len() >= self.sweep_at.max(SWEEP_MIN) {
-            self.lines.retain(|_, line| line.entries().any(|entry| entry.expires > now));
-            self.sweep_at = self.lines.len() * 2;
+        if self.table.len() >= self.sweep_at.max(SWEEP_MIN) {
+            self.table.retain(|(_, line)| line.entries().any(|entry| entry.expires > now));
+            self.sweep_at = self.table.len() * 2;
         }
     }
 }
@@ -390,11 +433,11 @@ impl Engine for Memory {
         self.store.claim(claim)
     }
 
-    async fn wait(&self, key: &ClaimKey) -> Result<()> {
-        if let Some(bell) = self.store.bell(key) {
-            bell.notified().await;
+    async fn wait(&self, key: &ClaimKey) -> Result<Wake> {
+        match self.store.bell(key) {
+            Some(bell) => Ok(bell.heard().await),
+            None => Ok(Wake::Ask),
         }
-        Ok(())
     }
 
     async fn renew(&self, renewals: &[Renewal]) -> Result<Vec<Standing>> {
@@ -406,6 +449,10 @@ impl Engine for Memory {
 
     async fn release(&self, keys: &[ClaimKey]) -> Result<Vec<Released>> {
         Ok(keys.iter().map(|key| self.store.release(key)).collect())
+    }
+
+    fn release_now(&self, key: &ClaimKey) -> Option<Released> {
+        Some(self.store.release(key))
     }
 
     async fn inspect(&self, query: &Query) -> Result<Page> {
@@ -430,12 +477,12 @@ impl Engine for Memory {
 
     fn watch(&self, query: &Query) -> BoxStream<'static, Result<Event>> {
         let query = query.clone();
-        let events = self.store.events.subscribe();
-        let stream = futures_util::stream::unfold(events, |mut events| async move {
+        let events = (self.store.events.subscribe(), Watching::begin(&self.store));
+        let stream = futures_util::stream::unfold(events, |(mut events, watching)| async move {
             let mut missed = 0;
             loop {
                 match events.recv().await {
-                    Ok(event) => return Some(((missed, event), events)),
+                    Ok(event) => return Some(((missed, event), (events, watching))),
                     Err(broadcast::error::RecvError::Lagged(count)) => missed += count,
                     Err(broadcast::error::RecvError::Closed) => return None,
                 }
@@ -451,8 +498,9 @@ impl Engine for Memory {
 
     async fn evict(&self, order: &Eviction) -> Result<Vec<Holder>> {
         let now = self.store.clock.now();
-        let mut shard = self.store.shard(&order.name);
-        let Some(line) = shard.lines.get_mut(&order.name) else { return Ok(Vec::new()) };
+        let hash = self.store.hash(&order.name);
+        let mut shard = self.store.shard(hash);
+        let Some(line) = shard.lines.get_mut(hash, &order.name) else { return Ok(Vec::new()) };
         self.store.refresh(&order.name, line, now);
         let evicted = line.evict();
         for entry in &evicted {

@@ -3,6 +3,7 @@
 //! Entering and leaving are one short lock each; the keeper walks all of it when it wakes, which
 //! it does for many tenures at once.
 
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use slab::Slab;
@@ -34,18 +35,14 @@ impl Registry {
             return Err(Error::Limit { what: "claims of one client", limit: TENURES_MAX });
         }
         let index = slab.insert(Arc::clone(tenure));
-        let fresh = tenure.slot.set((shard, index)).is_ok();
-        debug_assert!(fresh, "a tenure enters once");
+        tenure.slot.store(index * SHARDS + shard, Ordering::Release);
         Ok(())
     }
 
     pub(crate) fn leave(&self, tenure: &Tenure) {
-        if let Some((shard, index)) = tenure.slot.get() {
-            let mut slab = self.shard(*shard);
-            // Leaving twice is harmless, unless somebody else got the place since.
-            if slab.get(*index).is_some_and(|other| std::ptr::eq(Arc::as_ptr(other), tenure)) {
-                slab.remove(*index);
-            }
+        let slot = tenure.slot.swap(usize::MAX, Ordering::AcqRel);
+        if slot != usize::MAX {
+            self.shard(slot % SHARDS).try_remove(slot / SHARDS);
         }
     }
 

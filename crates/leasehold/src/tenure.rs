@@ -3,6 +3,7 @@
 //! Decides from instants it is given; it reads no clock and talks to nobody. The keeper drives it
 //! and the lease reads it.
 
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -60,6 +61,10 @@ pub(crate) struct Life {
     pub(crate) deadline: Moment,
     /// When the next renewal or heartbeat is due.
     due: Moment,
+    /// When the last request went out that made the store keep the waiting claim.
+    beat: Moment,
+    /// Whether the store keeps the lease for its patience only, because a bell granted it.
+    provisional: bool,
     failures: u32,
     unreachable: bool,
     in_flight: bool,
@@ -78,7 +83,7 @@ pub(crate) struct Tenure {
     pub(crate) changed: Notify,
     life: Mutex<Life>,
     /// Where the registry keeps it.
-    pub(crate) slot: std::sync::OnceLock<(usize, usize)>,
+    pub(crate) slot: AtomicUsize,
 }
 
 /// What the keeper has to do about a tenure now.
@@ -102,6 +107,8 @@ impl Tenure {
             since: now,
             deadline: Moment::NEVER,
             due: Moment::NEVER,
+            beat: now,
+            provisional: false,
             failures: 0,
             unreachable: false,
             in_flight: false,
@@ -113,7 +120,7 @@ impl Tenure {
             bell: Notify::new(),
             changed: Notify::new(),
             life: Mutex::new(life),
-            slot: std::sync::OnceLock::new(),
+            slot: AtomicUsize::new(usize::MAX),
         }
     }
 
@@ -125,15 +132,36 @@ impl Tenure {
     /// it was taken away in the meantime.
     pub(crate) fn queue(&self, sent: Moment) -> Option<Moment> {
         let mut life = self.life();
-        match life.phase {
-            Phase::Asking => {
-                life.phase = Phase::Waiting;
-                life.due = sent + life.beat();
-                Some(life.due)
-            }
-            Phase::Waiting => Some(life.due),
-            _ => None,
+        if !matches!(life.phase, Phase::Asking | Phase::Waiting) {
+            return None;
         }
+        life.phase = Phase::Waiting;
+        life.beat(sent);
+        Some(life.due)
+    }
+
+    /// A bell says that the waiting claim holds. The store keeps it since the last heartbeat, for
+    /// as long as a waiting claim; the first renewal makes that the whole ttl. Returns when it is
+    /// due, or `None` if that is not good enough and the store must be asked.
+    pub(crate) fn hold_by_bell(&self, fence: u64, now: Moment) -> Option<Moment> {
+        let mut life = self.life();
+        let patience = life.terms.ttl.patience();
+        let deadline = life.beat + patience - life.terms.ttl.margin();
+        if life.phase != Phase::Waiting || !life.terms.renew || now >= deadline {
+            return None;
+        }
+        life.phase = Phase::Held;
+        life.fence = fence;
+        life.since = now;
+        let sent = life.beat;
+        life.keep(sent, patience);
+        life.provisional = true;
+        Some(life.next_event())
+    }
+
+    /// Whether the store keeps the lease for less than its ttl until the next renewal.
+    pub(crate) fn is_provisional(&self) -> bool {
+        self.life().provisional
     }
 
     /// The claim holds, by an answer to a request sent at `sent`. Returns when the first renewal
@@ -178,16 +206,22 @@ impl Tenure {
         }
     }
 
-    /// Ends the tenure. Returns the phase it was in, or `None` if it had ended before.
-    pub(crate) fn finish(&self) -> Option<Phase> {
+    /// Ends the tenure. Returns how it was before, or `None` if it had ended already.
+    pub(crate) fn finish(&self) -> Option<Ended> {
         let mut life = self.life();
         if life.phase == Phase::Done {
             return None;
         }
-        let before = std::mem::replace(&mut life.phase, Phase::Done);
+        let phase = std::mem::replace(&mut life.phase, Phase::Done);
+        let ended = Ended {
+            phase,
+            since: life.since,
+            ttl: life.terms.ttl.get(),
+            keep_until: life.terms.hold_at_least.map(|span| life.since + span),
+        };
         drop(life);
         self.changed.notify_waiters();
-        Some(before)
+        Some(ended)
     }
 
     /// Ends a held or waiting tenure as lost. Returns whether it was alive.
@@ -259,12 +293,11 @@ impl Tenure {
                 Answered::Lost(cause)
             }
             (Phase::Waiting, Standing::Queued { .. }) => {
-                life.failures = 0;
-                life.due = sent + life.beat();
+                life.beat(sent);
                 Answered::Kept
             }
             (Phase::Waiting, Standing::Held { .. } | Standing::Out { .. }) => {
-                life.due = sent + life.beat();
+                life.due = sent + life.beat_every();
                 Answered::Ring
             }
             _ => Answered::Kept,
@@ -300,6 +333,16 @@ impl Tenure {
     }
 }
 
+/// What a tenure was when it ended.
+#[derive(Debug)]
+pub(crate) struct Ended {
+    pub(crate) phase: Phase,
+    pub(crate) since: Moment,
+    pub(crate) ttl: Duration,
+    /// Until when the claim must stay in the store although its holder is done with it.
+    pub(crate) keep_until: Option<Moment>,
+}
+
 /// What an answer to a renewal means.
 #[derive(Debug)]
 pub(crate) enum Answered {
@@ -312,6 +355,7 @@ impl Life {
     fn keep(&mut self, sent: Moment, remaining: Duration) {
         self.failures = 0;
         self.unreachable = false;
+        self.provisional = false;
         self.deadline = sent + remaining - self.terms.ttl.margin();
         self.due = if self.terms.renew {
             let wait = self.terms.ttl.get().min(remaining) * self.terms.renew_at_percent / 100;
@@ -321,7 +365,13 @@ impl Life {
         };
     }
 
-    fn beat(&self) -> Duration {
+    fn beat(&mut self, sent: Moment) {
+        self.failures = 0;
+        self.beat = sent;
+        self.due = sent + self.beat_every();
+    }
+
+    fn beat_every(&self) -> Duration {
         let beat = (self.terms.ttl.patience() * 6 / 10).min(BEAT_MAX);
         beat.mul_f64(rand::random_range(0.8..1.0))
     }
@@ -345,10 +395,5 @@ impl Life {
 
     fn cause_of_expiry(&self) -> LostCause {
         if self.unreachable { LostCause::Unreachable } else { LostCause::Expired }
-    }
-
-    /// Until when the claim must stay in the store although its holder is done with it.
-    pub(crate) fn keep_until(&self) -> Option<Moment> {
-        self.terms.hold_at_least.map(|span| self.since + span)
     }
 }

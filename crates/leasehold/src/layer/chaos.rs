@@ -11,7 +11,7 @@ use futures_util::stream::BoxStream;
 use tokio::sync::Notify;
 
 use crate::claim::{Claim, ClaimKey, Holder, Released, Renewal, Standing};
-use crate::engine::{Counts, Engine, Event, Eviction, Finding, Info, Page, Query, Totals};
+use crate::engine::{Counts, Engine, Event, Eviction, Finding, Info, Page, Query, Totals, Wake};
 use crate::error::{Error, Result};
 
 /// The verbs trouble can be made for.
@@ -72,8 +72,7 @@ impl Chaos {
     /// Wraps an engine.
     pub fn trouble(&self, engine: impl Engine) -> Troubled {
         let mut info = engine.info().clone();
-        // A lease dropped on a troubled engine goes the long way, like on a remote one.
-        info.immediate = false;
+        info.can_fail = true;
         Troubled { engine: Arc::new(engine), info, chaos: self.clone() }
     }
 
@@ -184,7 +183,7 @@ impl Engine for Troubled {
         self.through(Verb::Claim, self.engine.claim(claim)).await
     }
 
-    async fn wait(&self, key: &ClaimKey) -> Result<()> {
+    async fn wait(&self, key: &ClaimKey) -> Result<Wake> {
         self.through(Verb::Wait, self.engine.wait(key)).await
     }
 
@@ -194,6 +193,11 @@ impl Engine for Troubled {
 
     async fn release(&self, keys: &[ClaimKey]) -> Result<Vec<Released>> {
         self.through(Verb::Release, self.engine.release(keys)).await
+    }
+
+    fn release_now(&self, _key: &ClaimKey) -> Option<Released> {
+        // A lease dropped on a troubled engine goes the long way, like on a remote one.
+        None
     }
 
     async fn inspect(&self, query: &Query) -> Result<Page> {

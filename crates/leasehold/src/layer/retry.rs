@@ -12,7 +12,7 @@ use backon::{BackoffBuilder, ExponentialBuilder};
 use futures_util::stream::BoxStream;
 
 use crate::claim::{Claim, ClaimKey, Holder, Released, Renewal, Standing};
-use crate::engine::{Counts, Engine, Event, Eviction, Finding, Info, Page, Query, Totals};
+use crate::engine::{Counts, Engine, Event, Eviction, Finding, Info, Page, Query, Totals, Wake};
 use crate::error::Result;
 
 /// How often and how soon a transient failure is tried again.
@@ -50,7 +50,11 @@ pub struct Retry {
 impl Retry {
     /// Wraps `engine`, or returns it as it is if nothing is ever to be tried again.
     pub fn wrap(engine: Arc<dyn Engine>, policy: RetryPolicy) -> Arc<dyn Engine> {
-        if policy.times == 0 { engine } else { Arc::new(Self { engine, policy }) }
+        if policy.times == 0 || !engine.info().can_fail {
+            engine
+        } else {
+            Arc::new(Self { engine, policy })
+        }
     }
 
     async fn again<T, F>(&self, mut call: impl FnMut() -> F) -> Result<T>
@@ -89,7 +93,7 @@ impl Engine for Retry {
         self.again(|| self.engine.claim(claim)).await
     }
 
-    async fn wait(&self, key: &ClaimKey) -> Result<()> {
+    async fn wait(&self, key: &ClaimKey) -> Result<Wake> {
         self.engine.wait(key).await
     }
 
@@ -99,6 +103,10 @@ impl Engine for Retry {
 
     async fn release(&self, keys: &[ClaimKey]) -> Result<Vec<Released>> {
         self.again(|| self.engine.release(keys)).await
+    }
+
+    fn release_now(&self, key: &ClaimKey) -> Option<Released> {
+        self.engine.release_now(key)
     }
 
     async fn inspect(&self, query: &Query) -> Result<Page> {

@@ -15,13 +15,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use rustix::fs::{Mode, OFlags};
 use tokio::sync::Notify;
 
+use crate::bell::Bell;
 use crate::claim::Token;
 
-/// What goes through a pipe: a token to ring, or one of two signals. Far below the size up to
-/// which the kernel writes in one piece.
-type Message = [u8; 16];
-const EVENTS: Message = [0x00; 16];
-const STOP: Message = [0xff; 16];
+/// What goes through a pipe: a claim's token and fence, or one of two signals. Far below the size
+/// up to which the kernel writes in one piece.
+type Message = [u8; 24];
+const EVENTS: Message = [0x00; 24];
+const STOP: Message = [0xff; 24];
 
 /// Whether somebody heard the bell.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,7 +48,7 @@ struct Shared {
     /// The permissions of the database: whoever may use it may ring.
     mode: u32,
     mailbox: i64,
-    waiting: Mutex<HashMap<Token, Arc<Notify>>>,
+    waiting: Mutex<HashMap<Token, Arc<Bell>>>,
     count: AtomicUsize,
     events: Notify,
 }
@@ -91,17 +92,20 @@ impl Bells {
     }
 
     /// The bell of a claim, if it is expected.
-    pub(super) fn bell(&self, token: &Token) -> Option<Arc<Notify>> {
+    pub(super) fn bell(&self, token: &Token) -> Option<Arc<Bell>> {
         self.shared.waiting().get(token).cloned()
     }
 
     /// Rings a claim's bell, in this process or another.
-    pub(super) fn ring(&self, mailbox: i64, token: &Token) -> Rung {
+    pub(super) fn ring(&self, mailbox: i64, token: &Token, fence: u64) -> Rung {
+        let mut message = [0; 24];
+        message[..16].copy_from_slice(token.as_bytes());
+        message[16..].copy_from_slice(&fence.to_be_bytes());
         if mailbox == self.shared.mailbox {
-            self.shared.deliver(token.as_bytes());
+            self.shared.deliver(&message);
             return Rung::Heard;
         }
-        self.send(mailbox, token.as_bytes())
+        self.send(mailbox, &message)
     }
 
     /// Tells a watcher that there are events.
@@ -165,7 +169,7 @@ impl Drop for Bells {
 }
 
 impl Shared {
-    fn waiting(&self) -> MutexGuard<'_, HashMap<Token, Arc<Notify>>> {
+    fn waiting(&self) -> MutexGuard<'_, HashMap<Token, Arc<Bell>>> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -176,8 +180,13 @@ impl Shared {
     fn deliver(&self, message: &Message) {
         if *message == EVENTS {
             self.events.notify_waiters();
-        } else if let Some(bell) = self.waiting().get(&Token::from_bytes(*message)) {
-            bell.notify_one();
+            return;
+        }
+        let (mut token, mut fence) = ([0; 16], [0; 8]);
+        token.copy_from_slice(&message[..16]);
+        fence.copy_from_slice(&message[16..]);
+        if let Some(bell) = self.waiting().get(&Token::from_bytes(token)) {
+            bell.ring(u64::from_be_bytes(fence));
         }
     }
 
@@ -220,7 +229,7 @@ impl Shared {
     }
 
     fn listen(&self, mut pipe: File) {
-        let mut message = [0; 16];
+        let mut message = [0; 24];
         // Each message was written in one piece, so it is read in one piece.
         while pipe.read_exact(&mut message).is_ok() && message != STOP {
             self.deliver(&message);

@@ -53,7 +53,7 @@ impl Feed {
                 store::watch_until(db, inner.bells.mailbox(), until)?;
                 store::last_event(db)
             });
-            file::ready(&db)?;
+            db.busy_timeout(Duration::ZERO)?;
             last
         });
         self.last = entered.map_err(|failure| failure.into_error(&inner.place.path))?;

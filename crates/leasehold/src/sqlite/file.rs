@@ -5,6 +5,7 @@
 //! once for thousands of them.
 
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, OpenFlags};
@@ -15,15 +16,16 @@ use crate::error::{Config, Error};
 use super::failure::Failure;
 use super::store;
 
-/// How many fences one flush reserves. After a power loss at most this many numbers are skipped.
-pub(super) const FENCE_BLOCK: i64 = 4_096;
+/// How many fences one flush reserves. After a power loss at most this many numbers are skipped,
+/// of which there are enough for ever; the flush holds everybody up for milliseconds.
+pub(super) const FENCE_BLOCK: i64 = 65_536;
 
 /// Marks the file as ours, in SQLite's own field for that: `lhld`.
 const APPLICATION_ID: i32 = 0x6c68_6c64;
 const VERSION: i32 = 1;
 
 /// How long opening waits for others that open, recover or install at the same moment.
-const OPEN_WAIT: std::time::Duration = std::time::Duration::from_secs(10);
+const OPEN_WAIT: Duration = Duration::from_secs(10);
 
 /// How long the log may grow before it is written back. Larger logs are read through by the next
 /// process that opens the file alone.
@@ -33,23 +35,43 @@ const LOG_PAGES_AT_CLOSE: i64 = 250;
 
 pub(super) const SCHEMA: &str = include_str!("schema.sql");
 
-/// Opens one more connection to a file that is installed.
+/// Opens the file, installs what it needs, and returns the connection and the store's id.
+pub(super) fn open(path: &Path, boot_id: &str) -> Result<(Connection, u128), Failure> {
+    let begun = Instant::now();
+    loop {
+        let opened = connect(path).and_then(|db| {
+            db.busy_timeout(OPEN_WAIT)?;
+            let store_id = install(&db, path, boot_id)?;
+            db.busy_timeout(Duration::ZERO)?;
+            Ok((db, store_id))
+        });
+        match opened {
+            // Some steps, such as turning the log on, are refused at once rather than waited for
+            // while somebody else does the same.
+            Err(Failure::Busy) if begun.elapsed() < OPEN_WAIT => {
+                std::thread::sleep(Duration::from_micros(rand::random_range(200..2_000)));
+            }
+            opened => return opened,
+        }
+    }
+}
+
+/// Opens one more connection to a file that is installed. It answers at once when another one
+/// writes; the caller knows how to wait.
 pub(super) fn connect(path: &Path) -> Result<Connection, Failure> {
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let db = Connection::open_with_flags(path, flags)?;
     db.set_prepared_statement_cache_capacity(40);
-    db.busy_timeout(OPEN_WAIT)?;
+    db.busy_timeout(Duration::ZERO)?;
     // Otherwise the last one to close would write the log back and flush, which takes longer than
     // everything else a short command does.
     db.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
+    // Plans that do not depend on bound values: SQLite would otherwise compile the query for a
+    // line anew for every name, which doubles the cost of a verb.
+    db.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true)?;
     db.pragma_update(None, "synchronous", "NORMAL")?;
     db.pragma_update(None, "wal_autocheckpoint", LOG_PAGES)?;
     Ok(db)
-}
-
-/// Makes a connection answer at once when another one writes; the caller knows how to wait.
-pub(super) fn ready(db: &Connection) -> Result<(), Failure> {
-    Ok(db.busy_timeout(std::time::Duration::ZERO)?)
 }
 
 /// Installs the tables if they are not there, and empties the lines of an earlier boot. Safe when

@@ -26,7 +26,7 @@ use rusqlite::Connection;
 use crate::claim::{Claim, ClaimKey, Holder, Released, Renewal, Standing};
 use crate::clock::{Clock, SystemClock};
 use crate::engine::{
-    Capabilities, Counts, Engine, Event, Eviction, Finding, Info, Level, Page, Query, Totals,
+    Capabilities, Counts, Engine, Event, Eviction, Finding, Info, Level, Page, Query, Totals, Wake,
 };
 use crate::error::{Config, Error, Result};
 
@@ -96,11 +96,7 @@ impl Sqlite {
             Some(boot_id) => boot_id,
             None => boot_id()?,
         };
-        let opened = file::connect(&place.path).and_then(|db| {
-            let store_id = file::install(&db, &place.path, &boot_id)?;
-            file::ready(&db)?;
-            Ok((db, store_id))
-        });
+        let opened = file::open(&place.path, &boot_id);
         let (front, store_id) = opened.map_err(|failure| failure.into_error(&place.path))?;
         let inner = Inner {
             info: info(&place, store_id),
@@ -170,7 +166,7 @@ fn info(place: &Place, store_id: u128) -> Info {
             evict: true,
             tally: true,
         },
-        immediate: true,
+        can_fail: true,
     }
 }
 
@@ -212,11 +208,7 @@ impl Inner {
             let mut back = self.back.lock().unwrap_or_else(PoisonError::into_inner);
             let db = match &mut *back {
                 Some(db) => db,
-                empty => {
-                    let db = file::connect(&self.place.path)?;
-                    file::ready(&db)?;
-                    empty.insert(db)
-                }
+                empty => empty.insert(file::connect(&self.place.path)?),
             };
             self.write_on(db, &mut act)
         })
@@ -252,30 +244,37 @@ impl Inner {
             return Err(Error::Replaced { store: self.info.store.clone() });
         }
         let begun = Instant::now();
-        for tries in 0.. {
-            match attempt() {
+        loop {
+            // Whole bursts again and again: a single try now and then would starve beside a
+            // process that writes all the time.
+            match self.on_the_spot(&mut attempt) {
                 Err(Failure::Busy) if begun.elapsed() < self.busy_timeout => {}
                 Err(failure) => return Err(failure.into_error(&self.place.path)),
                 Ok(value) => return Ok(value),
             }
-            match tries {
-                0..TRIES_ON_THE_SPOT => std::thread::yield_now(),
-                // Pending for the first time before a timer is needed: where a lease is dropped
-                // there may be no runtime.
-                TRIES_ON_THE_SPOT => tokio::task::yield_now().await,
-                _ => {
-                    let pause = Duration::from_micros(rand::random_range(500..3_000));
-                    tokio::time::sleep(pause).await;
-                }
+            let pause = Duration::from_micros(rand::random_range(100..1_500));
+            tokio::time::sleep(pause).await;
+        }
+    }
+
+    /// Tries a few times in a row.
+    fn on_the_spot<T>(
+        &self,
+        mut attempt: impl FnMut() -> Result<T, Failure>,
+    ) -> Result<T, Failure> {
+        for _ in 1..TRIES_ON_THE_SPOT {
+            match attempt() {
+                Err(Failure::Busy) => std::thread::yield_now(),
+                other => return other,
             }
         }
-        unreachable!("the loop ends by returning")
+        attempt()
     }
 
     /// Rings those who hold now. Whoever is found dead is taken out, and the next one is rung.
     fn ring(&self, db: &Connection, mut bells: Bellpull) {
-        while let Some((mailbox, key)) = bells.claims.pop() {
-            if self.bells.ring(mailbox, &key.token) == Rung::Dead {
+        while let Some((mailbox, key, fence)) = bells.claims.pop() {
+            if self.bells.ring(mailbox, &key.token, fence) == Rung::Dead {
                 let buried = file::transact(db, |db| {
                     let mut verb = Verb::begin(db, self.clock.now())?;
                     verb.release(&key)?;
@@ -333,11 +332,11 @@ impl Engine for Sqlite {
         Ok(standing)
     }
 
-    async fn wait(&self, key: &ClaimKey) -> Result<()> {
-        if let Some(bell) = self.inner.bells.bell(&key.token) {
-            bell.notified().await;
+    async fn wait(&self, key: &ClaimKey) -> Result<Wake> {
+        match self.inner.bells.bell(&key.token) {
+            Some(bell) => Ok(bell.heard().await),
+            None => Ok(Wake::Ask),
         }
-        Ok(())
     }
 
     async fn renew(&self, renewals: &[Renewal]) -> Result<Vec<Standing>> {
@@ -353,6 +352,15 @@ impl Engine for Sqlite {
             self.inner.bells.forget(&key.token);
         }
         released
+    }
+
+    fn release_now(&self, key: &ClaimKey) -> Option<Released> {
+        let inner = &*self.inner;
+        let attempt = || inner.write_on(&inner.front(), &mut |verb| verb.release(key));
+        // Whatever goes wrong here, the keeper tries again and reports.
+        let released = inner.place.is_same().then(|| inner.on_the_spot(attempt))?;
+        inner.bells.forget(&key.token);
+        released.ok()
     }
 
     async fn inspect(&self, query: &Query) -> Result<Page> {

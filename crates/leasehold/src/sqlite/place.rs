@@ -4,7 +4,7 @@
 //! on two boot clocks, and a file others can swap protects nothing. Refused here, before SQLite
 //! sees the path.
 
-use std::fs::{File, Metadata, OpenOptions};
+use std::fs::{Metadata, OpenOptions};
 use std::io;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -65,11 +65,16 @@ impl Place {
                           `?allow_network=yes` if all its users are on this one machine";
             return Err(refuse(&path, reason, advice));
         }
-        if path.symlink_metadata().is_ok_and(|about| about.is_symlink()) {
+        let about = match path.symlink_metadata() {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                create(&path).and_then(|()| path.symlink_metadata())
+            }
+            about => about,
+        };
+        let about = about.map_err(|error| refused(&path, &error))?;
+        if about.is_symlink() {
             return Err(refuse(&path, "it is a symbolic link", "name the file itself"));
         }
-        let file = create(&path).map_err(|error| refused(&path, &error))?;
-        let about = file.metadata().map_err(|error| refused(&path, &error))?;
         if !about.is_file() {
             return Err(refuse(&path, "it is not a regular file", "name a file"));
         }
@@ -96,11 +101,24 @@ impl Place {
     }
 }
 
-fn create(path: &Path) -> io::Result<File> {
+/// Makes an empty file that only its owner may open.
+///
+/// It is made under another name, closed, and only then given its own: closing a descriptor of a
+/// file drops all locks this process has on it, also those of a connection that another thread
+/// has just opened.
+fn create(path: &Path) -> io::Result<()> {
+    let mut unnamed = path.as_os_str().to_owned();
+    unnamed.push(format!(".new-{:016x}", rand::random::<u64>()));
+    let unnamed = PathBuf::from(unnamed);
     let mut options = OpenOptions::new();
-    options.read(true).write(true).create(true).truncate(false).mode(0o600);
-    options.custom_flags(rustix::fs::OFlags::NOFOLLOW.bits() as i32);
-    options.open(path)
+    options.write(true).create_new(true).mode(0o600);
+    drop(options.open(&unnamed)?);
+    let named = std::fs::hard_link(&unnamed, path);
+    std::fs::remove_file(&unnamed)?;
+    match named {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        named => named,
+    }
 }
 
 fn filesystem(path: &Path) -> Option<u64> {

@@ -18,7 +18,7 @@ use super::store::{self, FileEntry, FileLine, Head, Mailbox};
 #[derive(Debug, Default)]
 pub(super) struct Bellpull {
     /// Claims that hold now.
-    pub(super) claims: Vec<(Mailbox, ClaimKey)>,
+    pub(super) claims: Vec<(Mailbox, ClaimKey, u64)>,
     /// Mailboxes of those who watch.
     pub(super) watchers: Vec<Mailbox>,
 }
@@ -59,7 +59,7 @@ impl<'c> Verb<'c> {
         let known = line.get(&claim.key.token).is_some();
         let next = self.head.fence + 1;
         let standing = line
-            .claim(self.now, claim, mailbox, || next as u64)
+            .claim(self.now, claim, |_| mailbox, || next as u64)
             .map_err(|refusal| refusal.into_error(claim))?;
         let Some(entry) = line.get(&claim.key.token) else { return Ok(standing) };
         if matches!(standing, Standing::Queued { .. }) {
@@ -137,7 +137,7 @@ impl<'c> Verb<'c> {
             store::update(self.db, name, entry)?;
             self.record(EventKind::Granted, name, entry)?;
             let key = ClaimKey { name: name.clone(), token: entry.token };
-            self.bells.claims.push((entry.bell, key));
+            self.bells.claims.push((entry.bell, key, entry.fence));
         }
         Ok(())
     }
