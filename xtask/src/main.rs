@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 #![warn(missing_debug_implementations, unreachable_pub)]
 
+mod bench;
 mod command;
 mod setup;
 mod test;
@@ -40,6 +41,11 @@ const COMMANDS: &[Command] = &[
         name: "test",
         help: "setup, format, clippy, all tests, documentation and examples",
         run: test::run,
+    },
+    Command {
+        name: "bench",
+        help: "measure speed beside limits and rivals: [SCENARIO…] [--quick] [--write]",
+        run: bench::run,
     },
     Command { name: "help", help: "print this text", run: help },
 ];
@@ -112,7 +118,7 @@ mod tests {
     #[test]
     fn unknown_command_names_the_known_ones() {
         let message = message_of(&["tset"]);
-        assert_eq!(message, "unknown command `tset`; known are: setup, test, help");
+        assert_eq!(message, "unknown command `tset`; known are: setup, test, bench, help");
     }
 
     #[test]

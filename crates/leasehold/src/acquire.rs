@@ -23,6 +23,9 @@ use crate::tenure::{Tenure, Terms};
 /// The longest a waiter sleeps without asking, whatever the store said.
 const RETRY_MAX: Duration = Duration::from_secs(3600);
 
+/// The pause before asking again when no bell can be waited for.
+const BELL_RETRY: Duration = Duration::from_millis(250);
+
 /// A claim to be made: its options, and the ways to wait for it.
 ///
 /// Made by [`Client::claim`]; [`Mutex`](crate::Mutex) is this with exclusive mode. It can be used
@@ -160,9 +163,19 @@ impl Request {
             return acquiring.traced(&claim, terms).await;
         }
         let entrance = self.client.inner.reentry.entrance(&name);
-        let mut inside = entrance.lock().await;
+        let clock = &self.client.inner.keeper.clock;
+        let mut inside = tokio::select! {
+            biased;
+            inside = entrance.lock() => inside,
+            // Somebody of this client waits in line already, and this one's time is up.
+            () = clock.sleep_until(deadline.unwrap_or(Moment::NEVER)), if deadline.is_some() => {
+                self.client.inner.keeper.counters.contended();
+                return Ok(None);
+            }
+        };
+        let tenure = inside.upgrade();
         if let Some(lease) =
-            inside.upgrade().and_then(|tenure| Lease::enter_again(&self.client.inner, tenure))
+            tenure.and_then(|tenure| Lease::enter_again(&self.client.inner, tenure))
         {
             return Ok(Some(lease));
         }
@@ -231,7 +244,11 @@ impl Acquiring<'_> {
         let mut stay = Stay { keeper, tenure, waiting: false, settled: false };
         let mut sent = self.begun;
         loop {
-            let standing = keeper.engine.claim(claim).await?;
+            let standing = match self.ask(claim).await? {
+                Some(standing) => standing,
+                None if stay.waiting => return Ok(self.refused(claim, stay)),
+                None => return Err(self.silent()),
+            };
             if keeper.is_closed() {
                 return Err(Error::Closed);
             }
@@ -274,6 +291,27 @@ impl Acquiring<'_> {
         }
     }
 
+    /// One answer of the store; `None` if none came within the caller's time. Trying without
+    /// waiting in line still waits for an answer.
+    async fn ask(&self, claim: &Claim) -> Result<Option<Standing>> {
+        let keeper = &self.inner.keeper;
+        match self.deadline.filter(|_| claim.join) {
+            None => keeper.engine.claim(claim).await.map(Some),
+            Some(deadline) => tokio::select! {
+                biased;
+                standing = keeper.engine.claim(claim) => standing.map(Some),
+                () = keeper.clock.sleep_until(deadline) => Ok(None),
+            },
+        }
+    }
+
+    fn silent(&self) -> Error {
+        let keeper = &self.inner.keeper;
+        let waited = keeper.clock.now().since(self.begun);
+        let cause = format!("no answer within {waited:?}");
+        Error::Unreachable { store: keeper.engine.info().store.clone(), cause }
+    }
+
     fn granted(
         &self,
         claim: &Claim,
@@ -308,7 +346,7 @@ impl Acquiring<'_> {
         let until = self.deadline.map_or(retry_at, |deadline| deadline.min(retry_at));
         let wake = tokio::select! {
             biased;
-            rung = keeper.engine.wait(key) => rung?,
+            rung = self.bell(key) => rung?,
             () = tenure.bell.notified() => Wake::Ask,
             () = keeper.clock.sleep_until(until) => Wake::Ask,
         };
@@ -316,6 +354,20 @@ impl Acquiring<'_> {
             return Err(Error::Closed);
         }
         Ok(Some(wake))
+    }
+
+    /// Waits for the bell. A bell that is out of order is as good as one that does not ring: the
+    /// claim is in line, so the store is asked again after a while.
+    async fn bell(&self, key: &ClaimKey) -> Result<Wake> {
+        match self.inner.keeper.engine.wait(key).await {
+            Err(error) if error.is_transient() => {
+                tracing::debug!(%error, "waiting for a bell failed");
+                let clock = &self.inner.keeper.clock;
+                clock.sleep_until(clock.now() + BELL_RETRY).await;
+                Ok(Wake::Ask)
+            }
+            woken => woken,
+        }
     }
 
     fn refused(&self, claim: &Claim, stay: Stay<'_>) -> Option<Lease> {
@@ -379,7 +431,7 @@ impl Drop for Stay<'_> {
             self.keeper.observe(Measure::WaitEnded { name: &self.tenure.key.name });
         }
         if !self.settled {
-            self.keeper.abandon(&self.tenure);
+            self.keeper.withdraw(&self.tenure);
         }
     }
 }

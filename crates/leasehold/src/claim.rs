@@ -204,17 +204,18 @@ impl Ttl {
         self.0
     }
 
-    /// How long before its end in the store a lease ends for its holder: 1 % + 2 ms, for clocks
-    /// that run at slightly different rates and a thread that is scheduled a little late.
-    pub fn margin(self) -> Duration {
-        self.0 / 100 + Duration::from_millis(2)
-    }
-
     /// How long a waiting claim lives without a heartbeat: as long as a lease, but never so long
     /// that a waiter that died holds up the line for more than ten seconds.
     pub fn patience(self) -> Duration {
         self.0.min(Duration::from_secs(10))
     }
+}
+
+/// How long before its end in the store a claim that the store keeps for `span` ends for its
+/// owner: 1 % + 2 ms, for clocks that run at slightly different rates and a thread that is
+/// scheduled a little late.
+pub(crate) fn margin(span: Duration) -> Duration {
+    span / 100 + Duration::from_millis(2)
 }
 
 /// What is asked of a store: a place in a name's line.

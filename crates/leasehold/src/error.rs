@@ -54,9 +54,7 @@ pub enum Error {
     },
 
     /// A claim of another kind, or with another limit, is on this name.
-    #[error(
-        "`{name}` is in use as {in_force}, not as {asked}; all who use a name must agree on its kind"
-    )]
+    #[error("`{name}` is in use as {in_force}, not as {asked}; all who use a name must agree")]
     Mismatch {
         /// The name.
         name: Name,
@@ -77,7 +75,7 @@ pub enum Error {
 
     /// The store granted the claim, but so late that the lease had already run out.
     #[error(
-        "the answer for `{name}` took {took:?}, longer than its ttl; raise the ttl or look at the store"
+        "the answer for `{name}` took {took:?}, longer than its ttl; raise the ttl or see the store"
     )]
     TooSlow {
         /// The name.

@@ -25,9 +25,12 @@ use crate::tenure::{Answered, Duty, Phase, Tenure};
 /// The most claims in one exchange, so that a batch never holds a store up for long.
 const BATCH_MAX: usize = 1_000;
 
-/// The most exchanges of the keeper under way at once: a slow one must not hold up the others,
-/// and a dead store must not collect a crowd.
+/// The most exchanges of one kind under way at once: a slow one must not hold up the others, and
+/// a dead store must not collect a crowd.
 const EXCHANGES_MAX: usize = 4;
+
+/// How long an exchange that is no renewal may take before it counts as failed.
+const EXCHANGE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How often a client's counts are added to the store's.
 const TALLY_EVERY: Duration = Duration::from_secs(10);
@@ -41,7 +44,7 @@ pub(crate) struct Keeper {
     pub(crate) engine: Arc<dyn Engine>,
     /// For the keeper, which has its own way of trying again and must not need a runtime where a
     /// lease is dropped.
-    direct: Arc<dyn Engine>,
+    pub(crate) direct: Arc<dyn Engine>,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) counters: Counters,
     pub(crate) observer: Option<Arc<dyn Observer>>,
@@ -91,6 +94,9 @@ impl Parting {
         (!left.is_zero()).then_some(left)
     }
 }
+
+/// Exchanges of one kind under way.
+type Exchanges = FuturesUnordered<BoxFuture<'static, Done>>;
 
 enum Done {
     Renewed { batch: Vec<(Arc<Tenure>, Duration)>, sent: Moment, result: Result<Vec<Standing>> },
@@ -154,7 +160,24 @@ impl Keeper {
     /// Finishes a tenure whose owner went away: its claim leaves the store now where the engine
     /// answers at once, else as soon as the keeper gets through.
     pub(crate) fn abandon(self: &Arc<Self>, tenure: &Arc<Tenure>) {
-        let Some(parting) = self.part_from(tenure) else { return };
+        if let Some(parting) = self.part_from(tenure) {
+            self.take_out(parting);
+        }
+    }
+
+    /// Takes a claim that did not become a lease out of its line; also when it was taken out
+    /// before, because the answer to it may have come later than that.
+    pub(crate) fn withdraw(self: &Arc<Self>, tenure: &Arc<Tenure>) {
+        let parting = self.part_from(tenure).unwrap_or_else(|| Parting {
+            key: tenure.key.clone(),
+            keep_until: None,
+            ttl: tenure.life().terms.ttl.get(),
+            give_up: None,
+        });
+        self.take_out(parting);
+    }
+
+    fn take_out(self: &Arc<Self>, parting: Parting) {
         if parting.keep_until.is_none() && self.direct.release_now(&parting.key).is_some() {
             return;
         }
@@ -246,19 +269,24 @@ impl Keeper {
     }
 
     async fn run(self: Arc<Self>) {
-        let mut exchanges: FuturesUnordered<BoxFuture<'static, Done>> = FuturesUnordered::new();
+        let mut renewals = Exchanges::new();
+        let mut partings = Exchanges::new();
+        let mut tallies = Exchanges::new();
         loop {
             self.wake_at.store(u64::MAX, Ordering::SeqCst);
-            let mut next = self.begin_renewals(&mut exchanges);
-            next = next.min(self.begin_partings(&mut exchanges));
-            next = next.min(self.begin_tally(&mut exchanges));
-            if exchanges.is_empty() && self.may_end() {
+            let mut next = self.begin_renewals(&mut renewals);
+            next = next.min(self.begin_partings(&mut partings));
+            next = next.min(self.begin_tally(&mut tallies));
+            let idle = renewals.is_empty() && partings.is_empty() && tallies.is_empty();
+            if idle && self.may_end() {
                 return;
             }
             self.wake_at.store(next.as_nanos(), Ordering::SeqCst);
             tokio::select! {
                 biased;
-                Some(done) = exchanges.next() => self.finish_exchange(done),
+                Some(done) = renewals.next() => self.finish_exchange(done),
+                Some(done) = partings.next() => self.finish_exchange(done),
+                Some(done) = tallies.next() => self.finish_exchange(done),
                 () = self.wake.notified() => {}
                 () = self.clock.alarm(next), if next != Moment::NEVER => {}
             }
@@ -266,10 +294,7 @@ impl Keeper {
     }
 
     /// Looks at every tenure: declares the lost, sends renewals for the due.
-    fn begin_renewals(
-        self: &Arc<Self>,
-        exchanges: &mut FuturesUnordered<BoxFuture<'static, Done>>,
-    ) -> Moment {
+    fn begin_renewals(self: &Arc<Self>, exchanges: &mut Exchanges) -> Moment {
         let now = self.clock.now();
         let mut next = Moment::NEVER;
         let mut earliest = Moment::NEVER;
@@ -277,8 +302,9 @@ impl Keeper {
         let mut ended = Vec::new();
         self.registry.for_each(|tenure| match tenure.duty(now) {
             Duty::Rest(until) => next = next.min(until),
-            Duty::Renew { renewal, due: at } => {
+            Duty::Renew { renewal, due: at, end } => {
                 earliest = earliest.min(at);
+                next = next.min(end);
                 due.push((Arc::clone(tenure), renewal));
             }
             Duty::Lost(cause) => ended.push((Arc::clone(tenure), cause)),
@@ -311,22 +337,28 @@ impl Keeper {
             let timeout = (shortest / 4).clamp(Duration::from_millis(50), Duration::from_secs(5));
             let (tenures, renewals): (Vec<_>, Vec<_>) =
                 batch.into_iter().map(|(tenure, renewal)| ((tenure, renewal.ttl), renewal)).unzip();
-            let result = tokio::select! {
-                biased;
-                result = self.direct.renew(&renewals) => result,
-                () = self.clock.sleep_until(sent + timeout) => Err(Error::Unreachable {
-                    store: self.engine.info().store.clone(),
-                    cause: format!("no answer to a renewal within {timeout:?}"),
-                }),
-            };
+            let result = self.in_time(sent + timeout, self.direct.renew(&renewals)).await;
             Done::Renewed { batch: tenures, sent, result }
         }
     }
 
-    fn begin_partings(
-        self: &Arc<Self>,
-        exchanges: &mut FuturesUnordered<BoxFuture<'static, Done>>,
-    ) -> Moment {
+    /// Awaits an answer until an instant, after which the store counts as unreachable.
+    async fn in_time<T>(
+        &self,
+        until: Moment,
+        answer: impl Future<Output = Result<T>>,
+    ) -> Result<T> {
+        tokio::select! {
+            biased;
+            answer = answer => answer,
+            () = self.clock.sleep_until(until) => Err(Error::Unreachable {
+                store: self.engine.info().store.clone(),
+                cause: "no answer in time".into(),
+            }),
+        }
+    }
+
+    fn begin_partings(self: &Arc<Self>, exchanges: &mut Exchanges) -> Moment {
         let now = self.clock.now();
         let mut desk = self.desk();
         desk.partings.retain(|parting| {
@@ -350,16 +382,16 @@ impl Keeper {
         drop(desk);
         let keeper = Arc::clone(self);
         exchanges.push(Box::pin(async move {
-            let result = part_all(&*keeper.direct, &*keeper.clock, &partings).await;
+            let last = partings.iter().filter_map(|parting| parting.give_up).max();
+            let until = (now + EXCHANGE_TIMEOUT).min(last.unwrap_or(Moment::NEVER));
+            let part = part_all(&*keeper.direct, &*keeper.clock, &partings);
+            let result = keeper.in_time(until, part).await;
             Done::Parted { partings, result }
         }));
         Moment::NEVER
     }
 
-    fn begin_tally(
-        self: &Arc<Self>,
-        exchanges: &mut FuturesUnordered<BoxFuture<'static, Done>>,
-    ) -> Moment {
+    fn begin_tally(self: &Arc<Self>, exchanges: &mut Exchanges) -> Moment {
         let mut desk = self.desk();
         let counts = self.counters.untold(&desk.told);
         if counts == Counts::default() || !self.engine.info().can.tally {
@@ -375,7 +407,8 @@ impl Keeper {
         drop(desk);
         let keeper = Arc::clone(self);
         exchanges.push(Box::pin(async move {
-            let result = keeper.direct.tally(&counts).await.map(|_totals| ());
+            let tally = keeper.direct.tally(&counts);
+            let result = keeper.in_time(now + EXCHANGE_TIMEOUT, tally).await.map(|_totals| ());
             Done::Tallied { counts, result }
         }));
         Moment::NEVER

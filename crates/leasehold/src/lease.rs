@@ -12,7 +12,7 @@ use crate::error::{Error, LostCause, Result};
 use crate::handle::Handle;
 use crate::keeper;
 use crate::name::Name;
-use crate::tenure::{LeaseState, Phase, Tenure};
+use crate::tenure::{LeaseState, Tenure};
 
 /// A lock that is held.
 ///
@@ -71,7 +71,8 @@ impl Lease {
         self.tenure.state(self.inner.keeper.clock.now())
     }
 
-    /// Whether the lease is held at this instant. Never true after [`safe_until`](Self::safe_until).
+    /// Whether the lease is held at this instant; never after
+    /// [`safe_until`](Self::safe_until).
     pub fn is_held(&self) -> bool {
         self.state() != LeaseState::Lost
     }
@@ -170,20 +171,32 @@ impl Lease {
             return Ok(Released::StillEntered);
         }
         let keeper = Arc::clone(&self.inner.keeper);
-        let lost = match &self.tenure.life().phase {
-            Phase::Lost(cause) => Some(cause.clone()),
-            _ => None,
-        };
+        let lost = self.tenure.lost(keeper.clock.now());
         let Some(parting) = keeper.part_from(&self.tenure) else {
-            return Ok(match lost {
-                Some(LostCause::TakenBy(holder)) => Released::TakenBy(holder),
-                _ => Released::AlreadyExpired,
-            });
+            return Ok(self.what_became(lost).await);
         };
         let mut unfinished = Unfinished { keeper: &keeper, parting: Some(parting.clone()) };
         let released = keeper::part(&*keeper.engine, &*keeper.clock, &parting).await?;
         unfinished.parting = None;
         Ok(released)
+    }
+
+    /// What to say about a lease that was lost. The store is asked once at most: no time is spent
+    /// on giving back what is gone.
+    async fn what_became(&self, lost: Option<LostCause>) -> Released {
+        match lost {
+            Some(LostCause::TakenBy(holder)) => Released::TakenBy(holder),
+            Some(LostCause::Expired | LostCause::Removed) => {
+                let key = std::slice::from_ref(&self.tenure.key);
+                let answer = self.inner.keeper.direct.release(key).await;
+                let answer = answer.ok().and_then(|answers| answers.into_iter().next());
+                match answer {
+                    Some(Released::TakenBy(holder)) => Released::TakenBy(holder),
+                    _ => Released::AlreadyExpired,
+                }
+            }
+            _ => Released::AlreadyExpired,
+        }
     }
 
     /// Whether the last holder of this name in this process panicked while it held it.

@@ -205,6 +205,10 @@ impl<B> Line<B> {
             bell: bell(holds),
         };
         debug_assert!(self.entries.back().is_none_or(|last| last.fence < entry.fence));
+        if self.entries.capacity() == 0 {
+            // Most lines never have a second claim, and a client may hold very many lines.
+            self.entries.reserve_exact(1);
+        }
         self.entries.push_back(entry);
         Ok(self.standing(now, ahead))
     }
@@ -321,6 +325,11 @@ mod tests {
             (token, standing)
         }
 
+        fn enter(&mut self, mode: Mode) {
+            let (_, standing) = self.ask(mode, true);
+            assert!(!matches!(standing, Ok(Standing::Out { .. }) | Err(_)), "{standing:?}");
+        }
+
         fn ask_as(&mut self, token: Token, mode: Mode, join: bool) -> Result<Standing, Refusal> {
             let claim = Claim {
                 key: ClaimKey { name: Name::new("n").expect("a good name"), token },
@@ -373,9 +382,9 @@ mod tests {
         let mut desk = Desk::new();
         let (writer, _) = desk.ask(Mode::Exclusive, true);
         for _ in 0..3 {
-            desk.ask(Mode::Shared, true);
+            desk.enter(Mode::Shared);
         }
-        desk.ask(Mode::Exclusive, true);
+        desk.enter(Mode::Exclusive);
         desk.line.release(&writer);
         assert_eq!(desk.line.settle(NOW).len(), 3);
         assert!(desk.line.settle(NOW).is_empty(), "a bell rings once");
@@ -394,7 +403,7 @@ mod tests {
     #[test]
     fn another_limit_on_the_same_name_is_refused_and_changes_nothing() {
         let mut desk = Desk::new();
-        desk.ask(Mode::Permits { take: 1, of: 4 }, true);
+        desk.enter(Mode::Permits { take: 1, of: 4 });
         let (_, refused) = desk.ask(Mode::Permits { take: 1, of: 5 }, true);
         assert_eq!(refused, Err(Refusal::Mismatch(Kind::Permits { of: 4 })));
         let (_, refused) = desk.ask(Mode::Exclusive, true);
@@ -405,7 +414,7 @@ mod tests {
     #[test]
     fn a_claim_that_does_not_join_leaves_no_trace() {
         let mut desk = Desk::new();
-        desk.ask(Mode::Exclusive, true);
+        desk.enter(Mode::Exclusive);
         let (_, out) = desk.ask(Mode::Exclusive, false);
         assert!(matches!(out, Ok(Standing::Out { ahead: 1, by: Some(_), .. })));
         assert_eq!(desk.line.entries().len(), 1);
@@ -436,8 +445,8 @@ mod tests {
     #[test]
     fn only_whom_an_expiry_concerns_comes_back_at_it() {
         let mut desk = Desk::new();
-        desk.ask(Mode::Exclusive, true);
-        desk.ask(Mode::Exclusive, true);
+        desk.enter(Mode::Exclusive);
+        desk.enter(Mode::Exclusive);
         let (_, third) = desk.ask(Mode::Exclusive, true);
         let Ok(Standing::Queued { retry_in, .. }) = third else { panic!("queued") };
         assert_eq!(retry_in, Duration::from_secs(30), "when the last before it would be gone");

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 
-use crate::claim::{ClaimKey, Renewal, Standing, Ttl};
+use crate::claim::{ClaimKey, Renewal, Standing, Ttl, margin};
 use crate::clock::Moment;
 use crate::error::{Error, LostCause};
 
@@ -90,8 +90,9 @@ pub(crate) struct Tenure {
 pub(crate) enum Duty {
     /// Nothing before this instant.
     Rest(Moment),
-    /// Send this renewal; it may go out a little before it is due, to share an exchange.
-    Renew { renewal: Renewal, due: Moment },
+    /// Send this renewal; it may go out a little before it is due, to share an exchange. Whether
+    /// it is answered or not, something is to be done at `end`.
+    Renew { renewal: Renewal, due: Moment, end: Moment },
     /// It was just found lost.
     Lost(LostCause),
     /// It was held for as long as it may be: give it back.
@@ -146,7 +147,7 @@ impl Tenure {
     pub(crate) fn hold_by_bell(&self, fence: u64, now: Moment) -> Option<Moment> {
         let mut life = self.life();
         let patience = life.terms.ttl.patience();
-        let deadline = life.beat + patience - life.terms.ttl.margin();
+        let deadline = life.beat + (patience - margin(patience));
         if life.phase != Phase::Waiting || !life.terms.renew || now >= deadline {
             return None;
         }
@@ -174,7 +175,7 @@ impl Tenure {
         now: Moment,
     ) -> Option<Moment> {
         let mut life = self.life();
-        let deadline = sent + remaining - life.terms.ttl.margin();
+        let deadline = sent + (remaining - margin(remaining).min(remaining));
         if !matches!(life.phase, Phase::Asking | Phase::Waiting) || now >= deadline {
             return None;
         }
@@ -255,7 +256,8 @@ impl Tenure {
                     let due = life.due;
                     let ttl = life.terms.ttl.get();
                     let patience = life.terms.ttl.patience();
-                    Duty::Renew { renewal: Renewal { key: self.key.clone(), ttl, patience }, due }
+                    let renewal = Renewal { key: self.key.clone(), ttl, patience };
+                    Duty::Renew { renewal, due, end: life.end() }
                 } else {
                     Duty::Rest(life.next_event())
                 }
@@ -275,6 +277,8 @@ impl Tenure {
         life.in_flight = false;
         life.answers += 1;
         let outcome = match (&life.phase, answer) {
+            // A heartbeat that went out before the claim held says nothing about the lease.
+            (Phase::Held, _) if sent < life.since => Answered::Kept,
             (Phase::Held, Standing::Held { remaining, .. }) => {
                 life.keep(sent, *remaining);
                 if ttl != life.terms.ttl.get() {
@@ -356,10 +360,10 @@ impl Life {
         self.failures = 0;
         self.unreachable = false;
         self.provisional = false;
-        self.deadline = sent + remaining - self.terms.ttl.margin();
+        let safe = remaining - margin(remaining).min(remaining);
+        self.deadline = sent + safe;
         self.due = if self.terms.renew {
-            let wait = self.terms.ttl.get().min(remaining) * self.terms.renew_at_percent / 100;
-            sent + wait
+            sent + safe * self.terms.renew_at_percent / 100
         } else {
             Moment::NEVER
         };
@@ -378,11 +382,15 @@ impl Life {
 
     fn next_event(&self) -> Moment {
         let renewal = if self.in_flight { Moment::NEVER } else { self.due };
-        let end = match self.phase {
+        renewal.min(self.end())
+    }
+
+    /// When the lease ends if nothing more is heard.
+    fn end(&self) -> Moment {
+        match self.phase {
             Phase::Held => self.deadline.min(self.latest_end()),
             _ => Moment::NEVER,
-        };
-        renewal.min(end)
+        }
     }
 
     fn latest_end(&self) -> Moment {

@@ -13,6 +13,8 @@ mod feed;
 mod file;
 mod place;
 mod store;
+#[cfg(test)]
+mod tests;
 mod verbs;
 
 use std::path::{Path, PathBuf};

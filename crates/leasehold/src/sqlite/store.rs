@@ -130,7 +130,8 @@ pub(super) fn insert(db: &Connection, name: &Name, entry: &FileEntry) -> Result<
     };
     db.prepare_cached(
         "INSERT INTO claims (name, fence, token, mode, take, of, holder, label, note, joined, \
-         granted, expires, mailbox) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13)",
+         granted, expires, mailbox) \
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13)",
     )?
     .execute(params![
         name.as_str(),

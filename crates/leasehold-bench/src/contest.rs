@@ -1,0 +1,138 @@
+//! Worker processes as their parent sees them, and contests between them for one lock.
+//!
+//! A process that is started here is gone when its value is dropped, whatever happens.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::Duration;
+
+use crate::Result;
+use crate::machine::now;
+use crate::stats::{Grant, HandOffs};
+use crate::worker::{ARGUMENT, Way};
+
+/// Between the signal to start and the start: all workers must have read it by then.
+const START_DELAY: Duration = Duration::from_millis(20);
+
+/// A worker process; killed when dropped.
+#[derive(Debug)]
+pub(crate) struct Worker {
+    child: Child,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+}
+
+impl Worker {
+    /// Starts this program again as a worker.
+    pub(crate) fn start(arguments: &[&str]) -> Result<Self> {
+        let mut command = Command::new(std::env::current_exe()?);
+        command.arg(ARGUMENT).args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn()?;
+        let (Some(input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
+            return Err("a worker has no pipes".into());
+        };
+        Ok(Self { child, input, output: BufReader::new(output) })
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Waits until the worker says that it is ready.
+    pub(crate) fn ready(&mut self) -> Result<()> {
+        let mut line = String::new();
+        self.output.read_line(&mut line)?;
+        if line == "ready\n" { Ok(()) } else { Err("a worker ended before it was ready".into()) }
+    }
+
+    /// Reads what the worker found, until it ends.
+    pub(crate) fn finish(mut self) -> Result<String> {
+        let mut text = String::new();
+        self.output.read_to_string(&mut text)?;
+        let status = self.child.wait()?;
+        if status.success() { Ok(text) } else { Err(format!("a worker failed: {status}").into()) }
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        // Both fail when it has ended, which is all that is wanted.
+        let _ended = self.child.kill();
+        let _ended = self.child.wait();
+    }
+}
+
+/// Several processes that want one lock.
+#[derive(Debug, Clone)]
+pub(crate) struct Contest {
+    pub(crate) way: Way,
+    /// The store's URL, or the file's path.
+    pub(crate) target: String,
+    pub(crate) workers: usize,
+    /// How long each one keeps the lock, busily.
+    pub(crate) hold: Duration,
+    pub(crate) window: Duration,
+}
+
+/// What one round of a contest gave.
+#[derive(Debug)]
+pub(crate) struct Round {
+    pub(crate) hand_offs: HandOffs,
+    /// CPU time of all workers together, in cores.
+    pub(crate) cores: f64,
+}
+
+impl Contest {
+    /// Starts the workers, lets them contend for the window, and collects what they saw.
+    pub(crate) fn round(&self) -> Result<Round> {
+        let hold_ns = self.hold.as_nanos().to_string();
+        let arguments = ["contend", self.way.word(), &self.target, &hold_ns];
+        let mut workers = Vec::new();
+        for _ in 0..self.workers {
+            workers.push(Worker::start(&arguments)?);
+        }
+        for worker in &mut workers {
+            worker.ready()?;
+        }
+        let start = now() + START_DELAY.as_nanos() as u64;
+        let stop = start + self.window.as_nanos() as u64;
+        for worker in &mut workers {
+            writeln!(worker.input, "{start} {stop}")?;
+        }
+        let (mut grants, mut cpu) = (Vec::new(), 0);
+        for (number, worker) in workers.into_iter().enumerate() {
+            let text = worker.finish()?;
+            let (first, rest) = text.split_once('\n').ok_or("a worker found nothing")?;
+            cpu += first.parse::<u64>()?;
+            for line in rest.lines() {
+                grants.push(grant(number, line)?);
+            }
+        }
+        let window = stop - start;
+        let hand_offs = HandOffs::of(grants, self.workers, window);
+        Ok(Round { hand_offs, cores: cpu as f64 / window as f64 })
+    }
+}
+
+fn grant(worker: usize, line: &str) -> Result<Grant> {
+    let numbers: std::result::Result<Vec<u64>, _> = line.split(' ').map(str::parse).collect();
+    let numbers = numbers?;
+    let [order, queued, granted, released] = numbers[..] else {
+        return Err(format!("a worker wrote `{line}`").into());
+    };
+    let queued = (queued > 0).then_some(queued);
+    Ok(Grant { worker, order, queued, granted, released })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn grants_are_read_as_workers_write_them() {
+        let read = grant(3, "17 0 200 300").unwrap();
+        let (queued, granted, released) = (None, 200, 300);
+        assert_eq!(read, Grant { worker: 3, order: 17, queued, granted, released });
+        assert!(grant(3, "17 0 200").is_err());
+    }
+}

@@ -1,0 +1,80 @@
+//! The scenarios: what is measured, against what, and which promise it belongs to.
+//!
+//! A new engine brings a module here and a line in [`SCENARIOS`]; taking turns, statistics and
+//! tables are there already.
+
+mod command_start;
+mod hand_off_table;
+mod memory_handoff;
+mod memory_pair;
+mod sqlite_handoff;
+mod sqlite_idle_waiters;
+mod sqlite_pair;
+mod ten_thousand_leases;
+
+use crate::Result;
+use crate::progress::Progress;
+use crate::report::Report;
+use crate::scratch::Scratch;
+
+/// What a run gives its scenarios.
+#[derive(Debug)]
+pub(crate) struct Setting {
+    /// Fewer rounds and shorter waits, to see that all of it works.
+    pub(crate) quick: bool,
+    pub(crate) scratch: Scratch,
+}
+
+impl Setting {
+    /// The first number in a quick run, else the second.
+    pub(crate) fn either<T>(&self, quick: T, full: T) -> T {
+        if self.quick { quick } else { full }
+    }
+}
+
+/// Something to measure.
+#[derive(Debug)]
+pub(crate) struct Scenario {
+    pub(crate) name: &'static str,
+    pub(crate) about: &'static str,
+    pub(crate) run: fn(&Setting, &mut Progress) -> Result<Report>,
+}
+
+/// All scenarios, in the order of the page.
+pub(crate) const SCENARIOS: &[Scenario] = &[
+    Scenario {
+        name: "memory_pair",
+        about: "lock and give back in one process, nobody else wants the name",
+        run: memory_pair::run,
+    },
+    Scenario {
+        name: "memory_handoff",
+        about: "from one task to the next on a runtime of two threads",
+        run: memory_handoff::run,
+    },
+    Scenario {
+        name: "sqlite_pair",
+        about: "lock and give back in a file, nobody else wants the name",
+        run: sqlite_pair::run,
+    },
+    Scenario {
+        name: "sqlite_handoff",
+        about: "from one process to the next through a file",
+        run: sqlite_handoff::run,
+    },
+    Scenario {
+        name: "sqlite_idle_waiters",
+        about: "what processes cost that only wait",
+        run: sqlite_idle_waiters::run,
+    },
+    Scenario {
+        name: "command_start",
+        about: "a command under a lock, start-up included",
+        run: command_start::run,
+    },
+    Scenario {
+        name: "ten_thousand_leases",
+        about: "one client that holds 10,000 leases",
+        run: ten_thousand_leases::run,
+    },
+];

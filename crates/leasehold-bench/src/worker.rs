@@ -1,0 +1,232 @@
+//! What this program does when it is started as a worker process of a scenario.
+//!
+//! A worker speaks over its standard input and output: `ready`, then orders, then what it saw.
+//! Nothing is written while it measures. Starting workers and reading them is in `contest.rs`.
+
+use std::fmt::Write as _;
+use std::fs::File;
+use std::io::{self, BufRead, Write};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use leasehold::observe::{Measure, Observer};
+use leasehold::{Client, Lease, Mutex};
+use rustix::fs::FlockOperation;
+use tokio::runtime::Runtime;
+
+use crate::Result;
+use crate::machine::{self, now, own_cpu};
+
+/// The first argument of a worker.
+pub(crate) const ARGUMENT: &str = "worker";
+
+/// The name that all workers of a contest want.
+pub(crate) const NAME: &str = "bench";
+
+/// The rival's pause between two tries.
+const POLL_EVERY: Duration = Duration::from_millis(10);
+
+/// Room for the grants of one round, so that the list does not grow while it is measured. Holding
+/// takes microseconds and a round less than a second, so it is never full.
+const GRANTS_ROOM: usize = 100_000;
+
+/// How a worker gets the lock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// It waits in the line of a store.
+    Line,
+    /// It asks a store every 10 ms.
+    Poll,
+    /// It waits in `flock(2)` on a file.
+    Flock,
+}
+
+impl Way {
+    const ALL: [Way; 3] = [Way::Line, Way::Poll, Way::Flock];
+
+    pub(crate) fn word(self) -> &'static str {
+        match self {
+            Way::Line => "line",
+            Way::Poll => "poll",
+            Way::Flock => "flock",
+        }
+    }
+}
+
+/// Runs what the arguments after [`ARGUMENT`] say.
+pub(crate) fn run(arguments: &[String]) -> Result<()> {
+    let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    match words[..] {
+        ["contend", way, target, hold_ns] => {
+            contend(way_of(way)?, target, Duration::from_nanos(hold_ns.parse()?))
+        }
+        ["wait", way, target] => wait(way_of(way)?, target),
+        ["keep", url, count, seconds] => {
+            keep(url, count.parse()?, Duration::from_secs(seconds.parse()?))
+        }
+        _ => Err(format!("a worker cannot do `{}`", words.join(" ")).into()),
+    }
+}
+
+fn way_of(word: &str) -> Result<Way> {
+    let way = Way::ALL.into_iter().find(|way| way.word() == word);
+    way.ok_or_else(|| format!("no way to a lock is called `{word}`").into())
+}
+
+fn runtime() -> Result<Runtime> {
+    Ok(tokio::runtime::Builder::new_current_thread().enable_all().build()?)
+}
+
+/// Remembers when the claim of this process came into the line.
+#[derive(Debug, Clone, Default)]
+struct Queued(Arc<AtomicU64>);
+
+impl Observer for Queued {
+    fn observe(&self, measure: &Measure<'_>) {
+        if matches!(measure, Measure::WaitBegan { .. }) {
+            self.0.store(now(), Ordering::Relaxed);
+        }
+    }
+}
+
+/// A lock, however it is got.
+enum Lock {
+    Store { mutex: Mutex, poll: bool, queued: Queued },
+    File(File),
+}
+
+/// A lock that is held.
+enum Held {
+    Lease(Lease),
+    File,
+}
+
+impl Lock {
+    async fn open(way: Way, target: &str) -> Result<Self> {
+        if way == Way::Flock {
+            return Ok(Lock::File(File::create(target)?));
+        }
+        let queued = Queued::default();
+        let client = Client::builder().observer(queued.clone()).connect(target).await?;
+        Ok(Lock::Store { mutex: client.mutex(NAME), poll: way == Way::Poll, queued })
+    }
+
+    /// Waits for the lock; also says since when it knew that it has to wait.
+    async fn take(&self) -> Result<(Held, Option<u64>)> {
+        match self {
+            Lock::Store { mutex, poll: false, queued } => {
+                let lease = mutex.lock().await?;
+                let queued = queued.0.swap(0, Ordering::Relaxed);
+                Ok((Held::Lease(lease), (queued > 0).then_some(queued)))
+            }
+            Lock::Store { mutex, poll: true, .. } => {
+                let mut queued = None;
+                loop {
+                    if let Some(lease) = mutex.try_lock().await? {
+                        return Ok((Held::Lease(lease), queued));
+                    }
+                    queued.get_or_insert_with(now);
+                    tokio::time::sleep(POLL_EVERY).await;
+                }
+            }
+            Lock::File(file) => {
+                if rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive).is_ok() {
+                    return Ok((Held::File, None));
+                }
+                let queued = now();
+                rustix::fs::flock(file, FlockOperation::LockExclusive)?;
+                Ok((Held::File, Some(queued)))
+            }
+        }
+    }
+
+    async fn give_back(&self, held: Held) -> Result<()> {
+        match (self, held) {
+            (Lock::File(file), _) => rustix::fs::flock(file, FlockOperation::Unlock)?,
+            (Lock::Store { .. }, Held::Lease(lease)) => drop(lease.release().await?),
+            (Lock::Store { .. }, Held::File) => {}
+        }
+        Ok(())
+    }
+}
+
+/// Takes the lock again and again between two instants that the parent names.
+fn contend(way: Way, target: &str, hold: Duration) -> Result<()> {
+    runtime()?.block_on(async {
+        let lock = Lock::open(way, target).await?;
+        let mut seen: Vec<[u64; 4]> = Vec::with_capacity(GRANTS_ROOM);
+        let (start, stop) = rendezvous()?;
+        std::thread::sleep(Duration::from_nanos(start.saturating_sub(now())));
+        let cpu = own_cpu();
+        while now() < stop {
+            let (held, queued) = lock.take().await?;
+            let granted = now();
+            let order = match &held {
+                Held::Lease(lease) => lease.fence(),
+                Held::File => granted,
+            };
+            let until = granted + hold.as_nanos() as u64;
+            while now() < until {
+                std::hint::spin_loop();
+            }
+            let released = now();
+            lock.give_back(held).await?;
+            if granted < stop {
+                seen.push([order, queued.unwrap_or(0), granted, released.min(stop)]);
+            }
+        }
+        let mut text = format!("{}\n", (own_cpu() - cpu).as_nanos());
+        for [order, queued, granted, released] in seen {
+            writeln!(text, "{order} {queued} {granted} {released}")?;
+        }
+        io::stdout().write_all(text.as_bytes())?;
+        Ok(())
+    })
+}
+
+/// Says that it is ready, and reads when to start and to stop.
+fn rendezvous() -> Result<(u64, u64)> {
+    println!("ready");
+    let mut line = String::new();
+    io::stdin().lock().read_line(&mut line)?;
+    let (start, stop) = line.trim().split_once(' ').ok_or("the parent is gone")?;
+    Ok((start.parse()?, stop.parse()?))
+}
+
+/// Waits for a lock that it never gets, until it is killed.
+fn wait(way: Way, target: &str) -> Result<()> {
+    runtime()?.block_on(async {
+        let lock = Lock::open(way, target).await?;
+        println!("ready");
+        let (held, _) = lock.take().await?;
+        lock.give_back(held).await
+    })
+}
+
+/// Holds many leases for a while, and prints what that cost, one number a line.
+fn keep(url: &str, count: usize, span: Duration) -> Result<()> {
+    runtime()?.block_on(async {
+        let client = leasehold::connect(url).await?;
+        let mut leases = Vec::with_capacity(count);
+        // The first lease pays for threads, connections and tables; the others for themselves.
+        leases.push(client.mutex("keep:first").lock().await?);
+        let memory_before = machine::own_memory()?;
+        for number in 1..count {
+            leases.push(client.mutex(format!("keep:{number:05}")).lock().await?);
+        }
+        let memory_taken = machine::own_memory()?;
+        println!("ready");
+        let cpu = own_cpu();
+        tokio::time::sleep(span).await;
+        let cpu = (own_cpu() - cpu).as_nanos();
+        let memory = machine::own_memory()?;
+        let threads = machine::own_threads()?.join(", ");
+        let lost = leases.iter().filter(|lease| !lease.is_held()).count();
+        let grown = memory_taken.saturating_sub(memory_before);
+        let grown_later = memory.saturating_sub(memory_before);
+        println!("{cpu}\n{grown}\n{grown_later}\n{lost}\n{threads}");
+        client.close().await?;
+        Ok(())
+    })
+}

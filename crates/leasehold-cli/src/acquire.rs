@@ -1,0 +1,134 @@
+//! `acquire`: takes locks for a script that gives them back itself, and prints their handles.
+
+use std::time::Duration;
+
+use leasehold::engine::ClaimView;
+use leasehold::{Lease, Name};
+use serde::Serialize;
+
+use crate::args;
+use crate::exit::{self, Failure, Outcome};
+use crate::handles::Ticket;
+use crate::out;
+use crate::signals::Signals;
+use crate::store::Store;
+use crate::take::{self, Plan, Taken, Wait};
+use crate::view::Held;
+
+/// A lock that was taken.
+#[derive(Debug, Serialize)]
+struct Acquired<'a> {
+    handle: String,
+    name: &'a str,
+    fence: String,
+    holder: &'a str,
+    ttl_ms: u64,
+    remaining_ms: u64,
+}
+
+/// A lock that was not.
+#[derive(Debug, Serialize)]
+struct Refused<'a> {
+    acquired: bool,
+    held_by: Vec<HeldBy<'a>>,
+}
+
+#[derive(Debug, Serialize)]
+struct HeldBy<'a> {
+    name: &'a str,
+    #[serde(flatten)]
+    held: Held<'a>,
+}
+
+/// Takes the locks and lets go of them without giving them back.
+pub(crate) async fn acquire(
+    take: args::Take,
+    open: impl AsyncFnOnce() -> Result<Store, Failure>,
+) -> Outcome {
+    let mut plan = Plan::new(take, Wait::No)?;
+    if let Some(most) = plan.hold_at_most {
+        plan.ttl = plan.ttl.min(most);
+    }
+    // Whoever waits in line must leave it when a signal comes; whoever does not wait is quick.
+    let mut signals = match plan.wait {
+        Wait::No => None,
+        _ => Some(Signals::catch()?),
+    };
+    let store = open().await?;
+    let info = store.client.info();
+    if !info.can.detach || !info.can.across_processes {
+        return Err(Failure::config(format!(
+            "a lock in `{}` ends with the process that took it, so its handle would be worthless",
+            info.engine
+        ))
+        .hint("use `leasehold run`, or another store such as `sqlite:PATH`"));
+    }
+    let outcome = match take::take(&store, &plan, signals.as_mut()).await {
+        Ok(Taken::All(leases)) => hand_over(&store, &plan, leases).await,
+        Ok(Taken::Refused { name, by }) => refuse(&store, &plan, &name, &by),
+        Ok(Taken::Interrupted(signal)) => return take::interrupted(&store, signal).await,
+        Err(failure) => Err(failure),
+    };
+    take::farewell(&store).await;
+    outcome
+}
+
+/// Lets go of the leases and prints their handles. A lock whose handle nobody got is given back.
+async fn hand_over(store: &Store, plan: &Plan, leases: Vec<Lease>) -> Outcome {
+    let mut tickets = Vec::with_capacity(leases.len());
+    let mut failed = None;
+    for lease in leases {
+        match lease.detach().await {
+            Ok(handle) => tickets.push(Ticket::new(handle, plan)),
+            Err(error) => failed = Some(Failure::from(error)),
+        }
+    }
+    let printed = match failed {
+        Some(failure) => Err(failure),
+        None => print(store, &tickets).await,
+    };
+    if let Err(failure) = printed {
+        for ticket in &tickets {
+            if let Ok(lease) = store.client.adopt(&ticket.handle).await {
+                drop(lease);
+            }
+        }
+        return Err(failure);
+    }
+    Ok(exit::DONE)
+}
+
+async fn print(store: &Store, tickets: &[Ticket]) -> Result<(), Failure> {
+    if !store.voice.json {
+        let lines = tickets.iter().map(|ticket| format!("{ticket}\n"));
+        return Ok(out::print(&lines.collect::<String>())?);
+    }
+    let mut taken = Vec::with_capacity(tickets.len());
+    for ticket in tickets {
+        let handle = &ticket.handle;
+        let remaining = store.client.check(handle).await?.unwrap_or_default();
+        taken.push(Acquired {
+            handle: ticket.to_string(),
+            name: handle.name().as_str(),
+            fence: handle.fence().to_string(),
+            holder: handle.holder().label(),
+            ttl_ms: millis(handle.ttl()),
+            remaining_ms: millis(remaining),
+        });
+    }
+    Ok(out::print_json_each(&taken)?)
+}
+
+fn refuse(store: &Store, plan: &Plan, name: &Name, by: &[ClaimView]) -> Outcome {
+    if store.voice.json {
+        let held_by =
+            by.iter().map(|claim| HeldBy { name: name.as_str(), held: Held::of(claim) }).collect();
+        out::print_json(&Refused { acquired: false, held_by })?;
+    }
+    take::refused(store, plan, name, by)
+}
+
+/// Whole milliseconds, rounded down: never more than there is.
+pub(crate) fn millis(span: Duration) -> u64 {
+    u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,128 @@
+//! What the help texts say after the options: examples for every command, and the contract of
+//! exit statuses.
+
+pub(crate) const TOP: &str = "\
+Examples:
+  leasehold run deploy -- ./deploy.sh          one at a time, on this machine
+  leasehold run -n cron:report -- ./report     skip it if it still runs
+  leasehold list                               who holds what, who waits
+
+Stores (--url or LEASEHOLD_URL):
+  memory:        this process only, to try things out
+  sqlite:PATH    a file, for all processes of one machine
+
+A url with a password goes into LEASEHOLD_URL or a file for --url-file, never into an argument.
+
+Exit status:
+  of `run`: the command's own, or 128 + signal
+  64 wrong usage     69 store unreachable      75 held by someone else
+  76 lost while the command ran     77 not the holder's handle     78 configuration";
+
+pub(crate) const RUN: &str = "\
+Durations are whole numbers with ms, s, m or h, as in 500ms or 1h30m. Without -n or -w it waits for
+as long as it takes.
+
+The command runs without a shell, in a process group of its own, with standard input passed on. It
+finds LEASEHOLD_NAME, LEASEHOLD_FENCE, LEASEHOLD_HOLDER and LEASEHOLD_HANDLE in its environment, with
+a line for each lock, in sorted order. Hand LEASEHOLD_FENCE to what the lock protects and let it
+refuse smaller numbers.
+
+When the lock cannot be kept, the command's group gets TERM, then KILL before the lease's safe end.
+When somebody took it, there is no safe end to wait for: KILL follows within half a second.
+--hold-at-most sends TERM when its time is up and KILL a grace later; the lock is kept until then.
+A command suspended with ^Z is not renewed: it loses the lock after the ttl, and is ended, not
+resumed, if it comes back later.
+
+Examples:
+  leasehold run deploy -- ./deploy.sh --fast
+  leasehold run -n cron:report -- ./report             give up at once if it is held (75)
+  leasehold run -w 5m db:migrate -- ./migrate          wait five minutes at most
+  leasehold run --permits 1/4 encoder -- ffmpeg …      four at a time
+  leasehold run --shared config -- ./read-config       with other readers, without writers
+  leasehold run a b -- ./move a b                      both or none
+  leasehold run --hold-at-least 50s cron:tick -- ./tick    once a minute over all machines";
+
+pub(crate) const ACQUIRE: &str = "\
+Prints one handle for each lock, in sorted order. Whoever has a handle owns the lock: treat it like a
+password. Nobody renews it: it ends after --ttl unless `renew` is called in time. Does not wait
+unless -w says so. Prefer `run`, which renews and gives back by itself.
+
+--hold-at-least and --hold-at-most travel in the handle: `release` keeps the lock until the former
+is over, `renew` never extends it past the latter.
+
+Examples:
+  handle=$(leasehold acquire --ttl 10m deploy) || exit
+  echo \"$handle\" | leasehold renew -
+  echo \"$handle\" | leasehold release -
+  leasehold acquire --json -w 30s deploy";
+
+pub(crate) const RENEW: &str = "\
+With `-` the handle comes from standard input and stays out of the process list.
+
+Examples:
+  echo \"$handle\" | leasehold renew -
+  leasehold renew \"$handle\" --ttl 1h";
+
+pub(crate) const RELEASE: &str = "\
+With `-` the handle comes from standard input and stays out of the process list. A lease that is not
+held any more is status 77.
+
+Examples:
+  echo \"$handle\" | leasehold release -
+  leasehold release \"$handle\"";
+
+pub(crate) const CHECK: &str = "\
+Status 0 if it is held, 77 if it is not. The lease is not touched.
+
+Examples:
+  echo \"$handle\" | leasehold check - || exit
+  leasehold check --json \"$handle\"";
+
+pub(crate) const LIST: &str = "\
+Examples:
+  leasehold list
+  leasehold list --prefix job:
+  leasehold list --json | jq -r '.[] | select(.waiting != []) | .name'";
+
+pub(crate) const SHOW: &str = "\
+Examples:
+  leasehold show deploy
+  leasehold show --json deploy | jq -r '.held[].holder'";
+
+pub(crate) const STATS: &str = "\
+Clients add up their counts every few seconds and when they end.
+
+Examples:
+  leasehold stats
+  leasehold stats --json";
+
+pub(crate) const WATCH: &str = "\
+Examples:
+  leasehold watch
+  leasehold watch deploy
+  leasehold watch --json | jq -c 'select(.event == \"expired\")'";
+
+pub(crate) const FORCE_RELEASE: &str = "\
+The holder is not asked. It hears of it at its next renewal; until then two may believe that they
+hold the lock, and only a fence that is checked keeps them apart. The next fence is greater.
+
+Examples:
+  leasehold force-release deploy --reason 'host db3 is gone'
+  leasehold force-release deploy --reason 'cleanup' --yes";
+
+pub(crate) const DOCTOR: &str = "\
+Status 0 if no promise is broken, 78 otherwise.
+
+Examples:
+  leasehold doctor
+  leasehold doctor --json";
+
+pub(crate) const INIT: &str = "\
+Examples:
+  leasehold init
+  leasehold init --print > schema.sql";
+
+pub(crate) const COMPLETIONS: &str = "\
+Examples:
+  leasehold completions bash > ~/.local/share/bash-completion/completions/leasehold
+  leasehold completions zsh > ~/.zfunc/_leasehold";

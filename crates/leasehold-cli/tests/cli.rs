@@ -1,0 +1,25 @@
+//! The command as a user meets it: the real binary, real files, real signals, real terminals.
+//!
+//! One test binary, so that it links once; cases are in the modules by subject. Nothing here
+//! sleeps for an event that can be awaited: a bound that is reached is a failure.
+
+#[path = "cli/handles.rs"]
+mod handles;
+#[path = "cli/input.rs"]
+mod input;
+#[path = "cli/lost.rs"]
+mod lost;
+#[path = "cli/run.rs"]
+mod run;
+#[path = "cli/secrets.rs"]
+mod secrets;
+#[path = "cli/signals.rs"]
+mod signals;
+#[path = "cli/stores.rs"]
+mod stores;
+#[path = "cli/support.rs"]
+mod support;
+#[path = "cli/terminal.rs"]
+mod terminal;
+#[path = "cli/views.rs"]
+mod views;

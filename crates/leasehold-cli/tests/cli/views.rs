@@ -1,0 +1,228 @@
+//! `list`, `show`, `stats`, `watch`, `force-release`, `doctor`, `init`: for people and as JSON.
+
+use std::io::BufRead as _;
+use std::process::Stdio;
+
+use rustix::process::Signal;
+
+use crate::support::{Place, handle, json};
+
+fn keys(value: &serde_json::Value) -> Vec<&str> {
+    let mut keys: Vec<&str> =
+        value.as_object().expect("an object").keys().map(String::as_str).collect();
+    keys.sort_unstable();
+    keys
+}
+
+#[test]
+fn the_json_of_list_and_show_is_as_the_contract_says() {
+    let place = Place::new();
+    assert_eq!(place.expect(0, &["list", "--json"]).stdout, "[]\n");
+    let holder = place.hold(&["--note", "nightly"], "job:1");
+    let _waiter = place.start(&["run", "--note", "later", "job:1", "--", "true"]);
+    let _permits = place.hold(&["--permits", "1/3"], "pool");
+    place.await_waiting("job:1", 1);
+    let list = json(&place.expect(0, &["list", "--json"]).stdout);
+    let show = place.show("job:1");
+    assert_eq!(list.as_array().map(Vec::len), Some(2));
+    assert_eq!(keys(&show), ["held", "mode", "name", "waiting"]);
+    assert_eq!((&show["name"], &show["mode"]), (&"job:1".into(), &"exclusive".into()));
+    let held = &show["held"][0];
+    assert_eq!(keys(held), ["acquired_at", "fence", "holder", "note", "remaining_ms"]);
+    assert_eq!(held["fence"], holder.fence.to_string());
+    assert_eq!(held["note"], "nightly");
+    assert!(held["remaining_ms"].as_u64().is_some_and(|ms| ms > 0 && ms <= 30_000), "{held}");
+    let at = held["acquired_at"].as_str().expect("text");
+    assert!(at.len() == 24 && at.starts_with("20") && at.ends_with('Z'), "{at}");
+    let waiting = &show["waiting"][0];
+    assert_eq!(keys(waiting), ["ahead", "holder", "note", "waiting_ms"]);
+    assert_eq!((&waiting["ahead"], &waiting["note"]), (&1.into(), &"later".into()));
+    let pool = &list[1];
+    assert_eq!(keys(pool), ["held", "limit", "mode", "name", "waiting"]);
+    assert_eq!((&pool["mode"], &pool["limit"]), (&"permits".into(), &3.into()));
+}
+
+#[test]
+fn a_free_name_is_shown_as_free() {
+    let place = Place::new();
+    assert_eq!(place.expect(0, &["show", "x"]).stdout, "`x` is free\n");
+    let free = place.show("x");
+    assert_eq!((&free["held"], &free["waiting"]), (&serde_json::json!([]), &serde_json::json!([])));
+}
+
+#[test]
+fn tables_are_for_reading_and_cannot_be_forged() {
+    let place = Place::new();
+    let _holder = place.hold(&["--note", "red \u{1b}[31m\nforged"], "evil\u{1b}[2J\nname");
+    let _waiter = place.start(&["run", "evil\u{1b}[2J\nname", "--", "true"]);
+    place.await_waiting("evil\u{1b}[2J\nname", 1);
+    for arguments in [&["list"][..], &["show", "evil\u{1b}[2J\nname"]] {
+        let table = place.expect(0, arguments).stdout;
+        let lines: Vec<&str> = table.lines().collect();
+        assert_eq!(lines.len(), 3, "{table}");
+        assert!(lines[0].starts_with("NAME"), "{table}");
+        assert!(lines[1].contains("held") && lines[1].contains("red \\u{1b}[31m\\nforged"));
+        assert!(lines[2].contains("waits 1"), "{table}");
+        assert!(!table.contains('\u{1b}'), "{table}");
+    }
+    let refused = place.expect(75, &["run", "-n", "evil\u{1b}[2J\nname", "--", "true"]);
+    assert!(!refused.stderr.contains('\u{1b}'), "{refused:?}");
+}
+
+#[test]
+fn list_filters_by_prefix_and_follows_its_pages() {
+    let place = Place::new();
+    let names: Vec<String> = (0..1_203).map(|number| format!("many:{number:05}")).collect();
+    let mut arguments = vec!["acquire", "--ttl", "1h", "other"];
+    arguments.extend(names.iter().map(String::as_str));
+    place.expect(0, &arguments);
+    let list = json(&place.expect(0, &["list", "--json", "--prefix", "many:"]).stdout);
+    assert_eq!(list.as_array().map(Vec::len), Some(names.len()));
+    let table = place.expect(0, &["list"]).stdout;
+    assert_eq!(table.lines().count(), names.len() + 2, "a header, and one more");
+    assert_eq!(place.expect(0, &["list", "--prefix", "none:"]).stdout, "");
+}
+
+#[test]
+fn the_json_of_acquire_and_check_is_as_the_contract_says() {
+    let place = Place::new();
+    let acquired = json(&place.expect(0, &["--holder", "me", "acquire", "--json", "x"]).stdout);
+    let acquire_keys = ["fence", "handle", "holder", "name", "remaining_ms", "ttl_ms"];
+    assert_eq!(keys(&acquired), acquire_keys);
+    assert_eq!((&acquired["name"], &acquired["holder"]), (&"x".into(), &"me".into()));
+    assert_eq!(acquired["ttl_ms"], 30_000);
+    assert!(acquired["fence"].is_string());
+    let refused = json(&place.expect(75, &["acquire", "--json", "x"]).stdout);
+    assert_eq!(refused["acquired"], false);
+    assert_eq!(refused["held_by"][0]["holder"], "me");
+    let handle = acquired["handle"].as_str().expect("text");
+    let checked = json(&place.expect(0, &["check", "--json", handle]).stdout);
+    assert_eq!(keys(&checked), ["fence", "held", "remaining_ms"]);
+    assert_eq!((&checked["held"], &checked["fence"]), (&true.into(), &acquired["fence"]));
+    place.expect(0, &["release", handle]);
+    let checked = json(&place.expect(77, &["check", "--json", handle]).stdout);
+    assert_eq!(checked["held"], false);
+    let several = json(&place.expect(0, &["acquire", "--json", "a", "b"]).stdout);
+    assert_eq!((&several[0]["name"], &several[1]["name"]), (&"a".into(), &"b".into()));
+}
+
+#[test]
+fn stats_count_all_processes() {
+    let place = Place::new();
+    place.expect(0, &["run", "x", "--", "true"]);
+    let holder = place.hold(&[], "x");
+    place.expect(75, &["run", "-n", "x", "--", "true"]);
+    let _waiter = place.start(&["run", "x", "--", "true"]);
+    place.await_waiting("x", 1);
+    let stats = json(&place.expect(0, &["stats", "--json"]).stdout);
+    let all = ["acquired", "active", "contended", "expired", "lost", "released", "waiting"];
+    assert_eq!(keys(&stats), all);
+    assert_eq!((&stats["active"], &stats["waiting"]), (&1.into(), &1.into()));
+    assert_eq!((&stats["acquired"], &stats["released"]), (&1.into(), &1.into()));
+    assert_eq!(stats["contended"], 1);
+    assert!(place.expect(0, &["stats"]).stdout.contains("active     1"));
+    holder.end();
+}
+
+#[test]
+fn watch_tells_events_as_they_happen() {
+    let place = Place::new();
+    place.expect(0, &["init"]);
+    let mut watch = place.start(&["watch", "--json", "x"]);
+    let mut plain = place.start(&["watch"]);
+    // Whether it listens yet cannot be asked, so there are events until it does.
+    let first = await_event(&place, &mut watch);
+    assert_eq!(first["name"], "x");
+    assert_eq!(keys(&first), ["at", "event", "fence", "holder", "name"]);
+    let line = plain.line();
+    assert!(line.contains("granted") || line.contains("released"), "{line}");
+    let _handle = handle(&place.expect(0, &["--holder", "loser", "acquire", "x"]));
+    place.expect(0, &["force-release", "x", "--yes", "--reason", "told\nyou"]);
+    let evicted = loop {
+        let event = json(&watch.line());
+        if event["event"] == "evicted" {
+            break event;
+        }
+    };
+    assert_eq!((&evicted["holder"], &evicted["reason"]), (&"loser".into(), &"told\nyou".into()));
+    watch.signal(Signal::INT);
+    let finished = watch.end();
+    assert_eq!((finished.status, finished.stderr.as_str()), (130, ""));
+    plain.signal(Signal::TERM);
+    assert_eq!(plain.end().status, 143);
+}
+
+fn await_event(place: &Place, watch: &mut crate::support::Running) -> serde_json::Value {
+    std::thread::scope(|scope| {
+        let (done, listening) = std::sync::mpsc::channel::<()>();
+        scope.spawn(move || {
+            while listening.try_recv() == Err(std::sync::mpsc::TryRecvError::Empty) {
+                place.expect(0, &["run", "x", "--", "true"]);
+            }
+        });
+        let event = json(&watch.line());
+        drop(done);
+        event
+    })
+}
+
+#[test]
+fn watch_ends_when_its_reader_leaves_even_without_another_event() {
+    let place = Place::new();
+    place.expect(0, &["init"]);
+    let mut command = place.leasehold(&["watch"]);
+    let mut watch = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("starts");
+    drop(watch.stdout.take());
+    assert_eq!(crate::support::await_end(&mut watch), 0);
+    let errors: Vec<_> =
+        std::io::BufReader::new(watch.stderr.take().expect("piped")).lines().collect();
+    assert!(errors.is_empty(), "{errors:?}");
+}
+
+#[test]
+fn force_release_says_who_lost_it_and_that_nobody_did() {
+    let place = Place::new();
+    let handle = handle(&place.expect(0, &["--holder", "loser", "acquire", "x"]));
+    let taken = place.expect(0, &["force-release", "x", "--yes", "--reason", "gone"]);
+    assert_eq!(taken.stdout, "`x` was taken from `loser`\n");
+    place.expect(77, &["check", &handle]);
+    let nobody = place.expect(0, &["force-release", "x", "--yes", "--reason", "gone"]);
+    assert_eq!(nobody.stdout, "");
+    assert!(nobody.stderr.contains("nobody held `x`"), "{nobody:?}");
+    let nobody = place.expect(0, &["force-release", "--json", "x", "--yes", "--reason", "gone"]);
+    assert_eq!(json(&nobody.stdout)["taken_from"], serde_json::json!([]));
+}
+
+#[test]
+fn doctor_tells_promises_and_findings() {
+    let place = Place::new();
+    let report = place.expect(0, &["doctor"]).stdout;
+    assert!(report.contains("engine sqlite") && report.contains("fifo"), "{report}");
+    let report = json(&place.expect(0, &["doctor", "--json"]).stdout);
+    assert_eq!(keys(&report), ["engine", "findings", "promises", "store"]);
+    assert_eq!(report["promises"][0]["given"], true);
+    let finding = &report["findings"][0];
+    assert_eq!(keys(finding), ["advice", "found", "level", "subject"]);
+}
+
+#[test]
+fn doctor_is_78_when_a_promise_is_broken() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let place = Place::new();
+    place.expect(0, &["init"]);
+    let open = std::fs::Permissions::from_mode(0o666);
+    std::fs::set_permissions(place.path("locks.db"), open).expect("it is ours");
+    let report = place.expect(78, &["doctor"]).stdout;
+    assert!(report.contains("bad") && report.contains("chmod 600"), "{report}");
+}
+
+#[test]
+fn init_is_harmless_and_prints_what_it_would_do() {
+    let place = Place::new();
+    let printed = place.expect(0, &["init", "--print"]).stdout;
+    assert!(printed.to_uppercase().contains("CREATE TABLE"), "{printed}");
+    let _holder = place.hold(&[], "x");
+    let finished = place.expect(0, &["init"]);
+    assert!(finished.stdout.is_empty() && finished.stderr.contains("is ready"), "{finished:?}");
+    place.expect(75, &["run", "-n", "x", "--", "true"]);
+}

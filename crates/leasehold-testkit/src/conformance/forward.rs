@@ -1,0 +1,75 @@
+//! An engine behind a shared pointer, as an engine.
+//!
+//! A harness hands engines out without saying their type, and clients and layers want a value.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use futures_util::stream::BoxStream;
+use leasehold::Result;
+use leasehold::claim::{Claim, ClaimKey, Holder, Released, Renewal, Standing};
+use leasehold::engine::{
+    Counts, Engine, Event, Eviction, Finding, Info, Page, Query, Totals, Wake,
+};
+
+#[derive(Debug)]
+pub(super) struct Forward(pub(super) Arc<dyn Engine>);
+
+#[async_trait]
+impl Engine for Forward {
+    fn info(&self) -> &Info {
+        self.0.info()
+    }
+
+    async fn claim(&self, claim: &Claim) -> Result<Standing> {
+        self.0.claim(claim).await
+    }
+
+    async fn wait(&self, key: &ClaimKey) -> Result<Wake> {
+        self.0.wait(key).await
+    }
+
+    async fn renew(&self, renewals: &[Renewal]) -> Result<Vec<Standing>> {
+        self.0.renew(renewals).await
+    }
+
+    async fn release(&self, keys: &[ClaimKey]) -> Result<Vec<Released>> {
+        self.0.release(keys).await
+    }
+
+    fn release_now(&self, key: &ClaimKey) -> Option<Released> {
+        self.0.release_now(key)
+    }
+
+    async fn inspect(&self, query: &Query) -> Result<Page> {
+        self.0.inspect(query).await
+    }
+
+    fn watch(&self, query: &Query) -> BoxStream<'static, Result<Event>> {
+        self.0.watch(query)
+    }
+
+    async fn evict(&self, order: &Eviction) -> Result<Vec<Holder>> {
+        self.0.evict(order).await
+    }
+
+    async fn tally(&self, counts: &Counts) -> Result<Totals> {
+        self.0.tally(counts).await
+    }
+
+    async fn examine(&self) -> Result<Vec<Finding>> {
+        self.0.examine().await
+    }
+
+    async fn install(&self) -> Result<()> {
+        self.0.install().await
+    }
+
+    fn schema(&self) -> &'static str {
+        self.0.schema()
+    }
+
+    async fn close(&self) -> Result<()> {
+        self.0.close().await
+    }
+}

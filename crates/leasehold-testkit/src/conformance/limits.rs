@@ -1,0 +1,166 @@
+//! Limits: what breaks a rule is refused before anything is sent, what just fits is kept whole.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use leasehold::claim::{Holder, Note, Ttl};
+use leasehold::error::Invalid;
+use leasehold::layer::chaos::{Chaos, Verb};
+use leasehold::{Client, Error, Lease, Mode, Name, Result};
+
+use super::harness::{Harness, LONG};
+use super::support::{Outcome, line, soon};
+
+super::cases! {
+    bad_names_are_refused_unsent,
+    ttls_out_of_bounds_are_refused_unsent,
+    long_notes_are_refused_unsent,
+    bad_permits_are_refused_unsent: permits,
+    bad_holds_are_refused_unsent,
+    bad_labels_and_settings_are_refused,
+    largest_note_and_label_are_kept_whole,
+    extreme_ttls_are_kept: ttl_per_claim,
+    fractions_of_a_millisecond_are_not_lost_to_the_holder: ttl_per_claim,
+}
+
+/// A refusal by rule, with nothing sent.
+#[track_caller]
+fn refused(chaos: &Chaos, asked: &Result<Lease>) -> Invalid {
+    let Err(Error::Invalid(invalid)) = asked else { panic!("the rule let through {asked:?}") };
+    for verb in [Verb::Claim, Verb::Wait, Verb::Renew, Verb::Release] {
+        assert_eq!(chaos.calls(verb), 0, "{verb:?} was sent");
+    }
+    invalid.clone()
+}
+
+async fn bad_names_are_refused_unsent(lab: Arc<dyn Harness>) -> Outcome {
+    let (client, chaos) = lab.troubled().await?;
+    let long = "n".repeat(Name::BYTES_MAX + 1);
+    let wide = "名".repeat(Name::BYTES_MAX / 3 + 1);
+    let huge = "n".repeat(10 * 1024);
+    let table = [
+        (String::new(), Invalid::NameEmpty),
+        ("a\0b".into(), Invalid::NameHasNul),
+        ("\0".into(), Invalid::NameHasNul),
+        (long, Invalid::NameTooLong { bytes: 513 }),
+        (wide, Invalid::NameTooLong { bytes: 513 }),
+        (huge, Invalid::NameTooLong { bytes: 10_240 }),
+    ];
+    for (name, expected) in table {
+        assert_eq!(refused(&chaos, &client.mutex(&name).lock().await), expected);
+        let tried = client.mutex(&name).try_lock().await;
+        assert!(matches!(tried, Err(Error::Invalid(_))), "{tried:?}");
+        assert!(client.show(&name).await.is_err());
+    }
+    Ok(())
+}
+
+async fn ttls_out_of_bounds_are_refused_unsent(lab: Arc<dyn Harness>) -> Outcome {
+    let (client, chaos) = lab.troubled().await?;
+    let nano = Duration::from_nanos(1);
+    let table = [
+        Duration::ZERO,
+        nano,
+        Ttl::MIN - nano,
+        Ttl::MAX + nano,
+        Duration::from_millis(1 << 63),
+        Duration::MAX,
+    ];
+    for ttl in table {
+        let asked = client.mutex("limits:ttl").ttl(ttl).lock().await;
+        assert_eq!(refused(&chaos, &asked), Invalid::Ttl { ttl });
+    }
+    Ok(())
+}
+
+async fn long_notes_are_refused_unsent(lab: Arc<dyn Harness>) -> Outcome {
+    let (client, chaos) = lab.troubled().await?;
+    for text in ["x".repeat(Note::BYTES_MAX + 1), "é".repeat(Note::BYTES_MAX / 2 + 1)] {
+        let bytes = text.len();
+        let asked = client.mutex("limits:note").note(text).lock().await;
+        assert_eq!(refused(&chaos, &asked), Invalid::NoteTooLong { bytes });
+    }
+    Ok(())
+}
+
+async fn bad_permits_are_refused_unsent(lab: Arc<dyn Harness>) -> Outcome {
+    let (client, chaos) = lab.troubled().await?;
+    for (take, of) in [(0, 0), (0, 3), (4, 3), (1, 0), (1, u32::MAX), (u32::MAX, u32::MAX)] {
+        let mode = Mode::Permits { take, of };
+        let asked = client.claim("limits:permits").mode(mode).acquire().await;
+        assert_eq!(refused(&chaos, &asked), Invalid::Permits { take, of });
+    }
+    Ok(())
+}
+
+async fn bad_holds_are_refused_unsent(lab: Arc<dyn Harness>) -> Outcome {
+    let (client, chaos) = lab.troubled().await?;
+    for span in [Duration::ZERO, Ttl::MAX + Duration::from_nanos(1)] {
+        for mutex in [
+            client.mutex("limits:hold").max_hold(span),
+            client.mutex("limits:hold").hold_at_least(span),
+        ] {
+            let invalid = refused(&chaos, &mutex.lock().await);
+            assert!(matches!(invalid, Invalid::Setting { .. }), "{invalid:?}");
+        }
+    }
+    Ok(())
+}
+
+async fn bad_labels_and_settings_are_refused(lab: Arc<dyn Harness>) -> Outcome {
+    for label in ["", "a\nb", "\u{7f}", &"l".repeat(Holder::LABEL_BYTES_MAX + 1)] {
+        let client = lab.client_with(Client::builder().label(label)).await;
+        assert!(matches!(client, Err(Error::Invalid(Invalid::Label))), "{label:?}");
+    }
+    for percent in [0, 9, 91, 100] {
+        let client = lab.client_with(Client::builder().renew_at_percent(percent)).await;
+        assert!(matches!(client, Err(Error::Invalid(Invalid::Setting { .. }))), "{percent}");
+    }
+    Ok(())
+}
+
+async fn largest_note_and_label_are_kept_whole(lab: Arc<dyn Harness>) -> Outcome {
+    let name = "limits:largest";
+    let label = "é".repeat(Holder::LABEL_BYTES_MAX / 2);
+    let odd = ('\u{0}'..='\u{7f}').chain(['é', '名', '😀']);
+    let note: String = odd.cycle().take(3_000).collect();
+    let one = lab.client_with(Client::builder().label(label.as_str())).await?;
+    let two = lab.client().await?;
+    let lease = one.mutex(name).ttl(LONG).note(note.as_str()).lock().await?;
+    let seen = line(&two, name).await?;
+    assert_eq!(seen.held[0].holder.label(), label);
+    assert_eq!(seen.held[0].note.as_str(), note);
+    drop(lease);
+    let full = "x".repeat(Note::BYTES_MAX);
+    let _lease = soon("a grant", two.mutex(name).ttl(LONG).note(full.as_str()).lock()).await??;
+    assert_eq!(line(&one, name).await?.held[0].note.as_str(), full);
+    Ok(())
+}
+
+async fn extreme_ttls_are_kept(lab: Arc<dyn Harness>) -> Outcome {
+    let client = lab.client().await?;
+    let lease = client.mutex("limits:long").ttl(Ttl::MAX).lock().await?;
+    let seen = line(&client, "limits:long").await?;
+    assert!(seen.held[0].remaining > Ttl::MAX - LONG, "{seen:?}");
+    assert!(lease.time_left() > Ttl::MAX / 100 * 98, "{:?}", lease.time_left());
+    let short = Ttl::MIN.max(lab.ttl_floor());
+    let lease = client.mutex("limits:short").ttl(short).renew(false).lock().await?;
+    assert!(lease.time_left() < short);
+    soon("the loss", lease.lost()).await?;
+    Ok(())
+}
+
+async fn fractions_of_a_millisecond_are_not_lost_to_the_holder(lab: Arc<dyn Harness>) -> Outcome {
+    let name = "limits:fraction";
+    let [one, two] = lab.clients().await?;
+    let ttl = lab.brief() + Duration::from_nanos(999_999);
+    let lease = one.mutex(name).ttl(ttl).renew(false).lock().await?;
+    let safe_until = lease.safe_until();
+    // Detached, so that only the store's clock can free it.
+    let handle = lease.detach().await?;
+    let next = soon("the end of its ttl", two.mutex(name).ttl(LONG).lock()).await??;
+    let now = leasehold::clock::Clock::now(&leasehold::clock::SystemClock);
+    assert!(now > safe_until, "the store rounds up, the holder down");
+    assert!(next.fence() > handle.fence());
+    Ok(())
+}

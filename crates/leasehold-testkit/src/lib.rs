@@ -1,0 +1,44 @@
+//! The test harness of leasehold: real servers, a fault proxy and worker processes.
+//!
+//! - [`servers`] starts Redis, PostgreSQL, ZooKeeper and etcd as child processes, alone or in
+//!   groups, on free loopback ports with folders of their own.
+//! - [`proxy`] stands between a client and a server and breaks the connection in chosen ways.
+//! - [`worker`] runs a program that a crash test stops, continues and kills.
+//! - [`clock`] moves the wall clock of a server.
+//! - [`conformance`] is the suite that every engine passes.
+//!
+//! Nothing outlives the test process: children get `SIGKILL` when it ends, however it ends. A
+//! missing server is an error that names the Debian package, never a reason to skip a test.
+//! What is tested, and with which client, is left to the tests.
+//!
+//! ```no_run
+//! # async fn example() -> Result<(), leasehold_testkit::Error> {
+//! use leasehold_testkit::{Direction, Proxy, Redis};
+//!
+//! let server = Redis::new().start().await?;
+//! let proxy = Proxy::start(server.address()).await?;
+//! proxy.block(Direction::ToClient);
+//! server.restart().await?;
+//! # Ok(())
+//! # }
+//! ```
+
+#![warn(missing_docs, missing_debug_implementations, unreachable_pub)]
+
+pub mod clock;
+pub mod conformance;
+pub mod error;
+mod folder;
+pub mod ports;
+pub mod process;
+mod programs;
+pub mod proxy;
+pub mod servers;
+pub mod worker;
+
+pub use clock::Clock;
+pub use error::{Error, Result};
+pub use folder::remove_orphans;
+pub use proxy::{AfterLoss, Direction, Proxy, Traffic};
+pub use servers::{Etcd, Group, Postgres, Redis, SentinelGroup, Server, Zookeeper};
+pub use worker::Worker;

@@ -1,0 +1,119 @@
+//! Several servers that work together, as one thing to start and to drop.
+//!
+//! How they find each other is left to the engines' modules.
+
+use super::redis_groups::master_port;
+use super::server::Server;
+use crate::error::{Error, Result, unblock};
+
+/// The name under which the sentinels know the master.
+pub const SENTINEL_SERVICE: &str = "leasehold";
+
+/// Equal servers: a Redis Cluster, independent Redis servers, a ZooKeeper ensemble, an etcd
+/// cluster.
+///
+/// Dropping it kills all of them and removes their data.
+#[derive(Debug)]
+pub struct Group {
+    url: String,
+    servers: Vec<Server>,
+}
+
+impl Group {
+    /// Makes a group out of servers that know each other; the address lists all of them.
+    pub(super) fn new(scheme: &str, servers: Vec<Server>) -> Group {
+        Group { url: format!("{scheme}://{}", addresses(&servers)), servers }
+    }
+
+    /// The address of all members, in the form of leasehold's `--url`.
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// The members; a test may kill, stop or restart each.
+    pub fn servers(&self) -> &[Server] {
+        &self.servers
+    }
+
+    /// Kills all members, then starts all again on the same ports with the same data.
+    ///
+    /// # Cancel safety
+    ///
+    /// Members that were started keep running when the caller stops waiting.
+    pub async fn restart(&self) -> Result<()> {
+        for server in &self.servers {
+            server.kill()?;
+        }
+        for server in &self.servers {
+            server.launch()?;
+        }
+        for server in &self.servers {
+            server.wait_ready().await?;
+        }
+        Ok(())
+    }
+}
+
+/// A Redis master with two replicas, watched by three sentinels.
+///
+/// Dropping it kills all six and removes their data.
+#[derive(Debug)]
+pub struct SentinelGroup {
+    url: String,
+    data: Vec<Server>,
+    sentinels: Vec<Server>,
+}
+
+impl SentinelGroup {
+    /// `data` is the first master, then the replicas.
+    pub(super) fn new(data: Vec<Server>, sentinels: Vec<Server>) -> SentinelGroup {
+        let url = format!("redis+sentinel://{}/{SENTINEL_SERVICE}", addresses(&sentinels));
+        SentinelGroup { url, data, sentinels }
+    }
+
+    /// The address of the sentinels and the service, in the form of leasehold's `--url`.
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// The server that was the master at the start; a failover makes another the master.
+    pub fn first_master(&self) -> &Server {
+        &self.data[0]
+    }
+
+    /// All servers that hold data: the first master, then those that started as replicas.
+    pub fn data(&self) -> &[Server] {
+        &self.data
+    }
+
+    /// The sentinels.
+    pub fn sentinels(&self) -> &[Server] {
+        &self.sentinels
+    }
+
+    /// The master that the first sentinel to answer knows of.
+    pub fn current_master(&self) -> Result<&Server> {
+        let port = master_port(&self.sentinels)?;
+        self.data.iter().find(|server| server.port() == port).ok_or_else(|| Error::Refused {
+            server: "redis sentinel".to_owned(),
+            request: "SENTINEL GET-MASTER-ADDR-BY-NAME".to_owned(),
+            answer: format!("port {port}, which is not in this group"),
+        })
+    }
+}
+
+fn addresses(servers: &[Server]) -> String {
+    let addresses: Vec<String> =
+        servers.iter().map(|server| server.address().to_string()).collect();
+    addresses.join(",")
+}
+
+/// Runs a blocking start of a group or server on options that are cheap to copy.
+pub(super) async fn start_with<O, T>(options: &O, start: fn(&O) -> Result<T>) -> Result<T>
+where
+    O: Clone + Send + 'static,
+    T: Send + 'static,
+{
+    let options = options.clone();
+    unblock(move || start(&options)).await
+}

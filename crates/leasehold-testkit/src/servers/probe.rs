@@ -1,0 +1,105 @@
+//! The ready checks: what each server is asked, in its own protocol, and what it must answer.
+//!
+//! Each check is one connection with one question. Asking again is left to `server`.
+
+use std::fmt;
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
+
+use super::resp;
+
+/// A server on this machine answers in milliseconds; a stopped one never.
+const ANSWER_LIMIT: Duration = Duration::from_secs(2);
+
+/// The answers are a few hundred bytes; more is a broken stream.
+const ANSWER_BYTES_MAX: u64 = 1 << 16;
+
+/// How to ask a server whether it is ready.
+#[derive(Debug)]
+pub(super) enum Probe {
+    /// `PING` must give `PONG`.
+    Redis { login: Option<Login> },
+    /// A client that says hello must be let in, or be asked for a password.
+    Postgres,
+    /// `srvr` must name the server's mode, which it has only as part of a quorum.
+    Zookeeper,
+    /// `GET /health` must say healthy, which needs a leader.
+    Etcd,
+}
+
+/// A user and password of Redis.
+#[derive(Clone)]
+pub(super) struct Login {
+    pub(super) user: String,
+    pub(super) password: String,
+}
+
+impl fmt::Debug for Login {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("Login").field("user", &self.user).finish_non_exhaustive()
+    }
+}
+
+impl Probe {
+    /// Asks once; the error says what was answered instead.
+    pub(super) fn check(&self, address: SocketAddr) -> io::Result<()> {
+        match self {
+            Probe::Redis { .. } => expect("PONG", &self.call_redis(address, &["PING"])?),
+            Probe::Postgres => check_postgres(address),
+            Probe::Zookeeper => expect("Mode: ", &ask(address, b"srvr")?),
+            Probe::Etcd => {
+                let request = b"GET /health HTTP/1.0\r\nHost: localhost\r\n\r\n";
+                expect("\"health\":\"true\"", &ask(address, request)?)
+            }
+        }
+    }
+
+    /// Gives a Redis server one command, logged in as the harness.
+    pub(super) fn call_redis(&self, address: SocketAddr, command: &[&str]) -> io::Result<String> {
+        let Probe::Redis { login } = self else {
+            return Err(io::Error::new(io::ErrorKind::Unsupported, "not a Redis server"));
+        };
+        let login = login.as_ref().map(|login| (login.user.as_str(), login.password.as_str()));
+        resp::call(address, login, command)
+    }
+}
+
+fn connect(address: SocketAddr) -> io::Result<TcpStream> {
+    let stream = TcpStream::connect_timeout(&address, ANSWER_LIMIT)?;
+    stream.set_read_timeout(Some(ANSWER_LIMIT))?;
+    stream.set_write_timeout(Some(ANSWER_LIMIT))?;
+    Ok(stream)
+}
+
+/// Sends a question, and reads until the server closes the connection.
+fn ask(address: SocketAddr, question: &[u8]) -> io::Result<String> {
+    let mut stream = connect(address)?;
+    stream.write_all(question)?;
+    let mut answer = Vec::new();
+    stream.take(ANSWER_BYTES_MAX).read_to_end(&mut answer)?;
+    Ok(String::from_utf8_lossy(&answer).into_owned())
+}
+
+/// Says hello as user `postgres`. While it starts up, PostgreSQL answers with an error instead of
+/// with an authentication message.
+fn check_postgres(address: SocketAddr) -> io::Result<()> {
+    const PROTOCOL_3_0: u32 = 3 << 16;
+    const TERMINATE: &[u8] = b"X\0\0\0\x04";
+    let parameters = b"user\0postgres\0database\0postgres\0\0";
+    let length = u32::try_from(8 + parameters.len()).expect("a greeting is short");
+    let mut stream = connect(address)?;
+    let greeting = [&length.to_be_bytes(), &PROTOCOL_3_0.to_be_bytes(), &parameters[..]].concat();
+    stream.write_all(&greeting)?;
+    let mut kind = [0];
+    stream.read_exact(&mut kind)?;
+    let _ = stream.write_all(TERMINATE);
+    expect("R", &String::from_utf8_lossy(&kind))
+}
+
+fn expect(wanted: &str, answer: &str) -> io::Result<()> {
+    if answer.contains(wanted) {
+        return Ok(());
+    }
+    Err(io::Error::other(format!("expected `{wanted}`, got `{}`", answer.trim_end())))
+}

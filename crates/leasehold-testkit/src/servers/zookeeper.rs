@@ -1,0 +1,158 @@
+//! ZooKeeper: options, one server, and an ensemble of three.
+//!
+//! Started with `java` directly, because the package's script stays in between as a parent.
+
+use std::ffi::OsString;
+use std::fs;
+
+use rustix::process::Signal;
+
+use super::group::{Group, start_with};
+use super::probe::Probe;
+use super::server::{Plan, Server};
+use super::with_retries;
+use crate::error::{Doing, Result};
+use crate::folder::Folder;
+use crate::ports::Port;
+use crate::programs;
+
+const JAR: (&str, &str) = ("/usr/share/java/zookeeper.jar", "zookeeper");
+/// Without it there is no log.
+const LOG_JAR: (&str, &str) = ("/usr/share/java/slf4j-simple.jar", "libslf4j-java");
+const MAIN: &str = "org.apache.zookeeper.server.quorum.QuorumPeerMain";
+const ENSEMBLE: usize = 3;
+
+/// Short ticks make sessions of a second possible and elections quick.
+const SETTINGS: &str = "tickTime=500\n\
+                        minSessionTimeout=1000\n\
+                        maxSessionTimeout=60000\n\
+                        initLimit=20\n\
+                        syncLimit=10\n\
+                        clientPortAddress=127.0.0.1\n\
+                        admin.enableServer=false\n\
+                        4lw.commands.whitelist=*\n\
+                        maxClientCnxns=0\n";
+
+/// Starts ZooKeeper servers; the methods set options.
+///
+/// It does not wait for the disk unless [`fsync`](Zookeeper::fsync) says so; data survives a kill
+/// of the server either way.
+#[derive(Clone, Debug, Default)]
+pub struct Zookeeper {
+    fsync: bool,
+    settings: Vec<(String, String)>,
+    environment: Vec<(OsString, OsString)>,
+}
+
+impl Zookeeper {
+    /// A server with the harness's defaults.
+    pub fn new() -> Zookeeper {
+        Zookeeper::default()
+    }
+
+    /// Whether a change waits for the disk, as it would in production; off by default.
+    pub fn fsync(mut self, on: bool) -> Zookeeper {
+        self.fsync = on;
+        self
+    }
+
+    /// Adds a line to the server's file, `tickTime` for instance, over the harness's own.
+    pub fn setting(mut self, name: &str, value: &str) -> Zookeeper {
+        self.settings.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    /// Sets an environment variable of the server.
+    pub fn environment(
+        mut self,
+        name: impl Into<OsString>,
+        value: impl Into<OsString>,
+    ) -> Zookeeper {
+        self.environment.push((name.into(), value.into()));
+        self
+    }
+
+    /// Starts one server.
+    pub async fn start(&self) -> Result<Server> {
+        start_with(self, Zookeeper::start_blocking).await
+    }
+
+    /// [`start`](Zookeeper::start) for callers that may block.
+    pub fn start_blocking(&self) -> Result<Server> {
+        with_retries(|| Server::ready(self.plan(vec![Port::reserve()?], "")?))
+    }
+
+    /// Starts an ensemble of three, which works as long as two of them do.
+    pub async fn start_ensemble(&self) -> Result<Group> {
+        start_with(self, Zookeeper::start_ensemble_blocking).await
+    }
+
+    /// [`start_ensemble`](Zookeeper::start_ensemble) for callers that may block.
+    pub fn start_ensemble_blocking(&self) -> Result<Group> {
+        with_retries(|| self.start_ensemble_once())
+    }
+
+    fn start_ensemble_once(&self) -> Result<Group> {
+        let mut members = Vec::new();
+        let mut list = String::new();
+        for id in 1..=ENSEMBLE {
+            let ports = [Port::reserve()?, Port::reserve()?, Port::reserve()?];
+            let (peer, election) = (ports[1].number(), ports[2].number());
+            list.push_str(&format!("server.{id}=127.0.0.1:{peer}:{election}\n"));
+            members.push((id, ports));
+        }
+        let mut servers = Vec::new();
+        for (id, ports) in members {
+            let plan = self.plan(ports.into(), &list)?;
+            let file = plan.folder.path().join("myid");
+            fs::write(&file, id.to_string()).doing(|| format!("write {}", file.display()))?;
+            servers.push(Server::launched(plan)?);
+        }
+        servers.iter().try_for_each(Server::wait_ready_blocking)?;
+        Ok(Group::new("zk", servers))
+    }
+
+    fn plan(&self, ports: Vec<Port>, members: &str) -> Result<Plan> {
+        let folder = Folder::new()?;
+        let file = folder.path().join("zoo.cfg");
+        let text = self.file(&ports[0], &folder, members);
+        fs::write(&file, text).doing(|| format!("write {}", file.display()))?;
+        let jar = programs::require(JAR.0, JAR.1)?;
+        let log_jar = programs::require(LOG_JAR.0, LOG_JAR.1)?;
+        let mut arguments: Vec<OsString> =
+            ["-Xms32m", "-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
+                .map(OsString::from)
+                .into();
+        arguments.push("-Dorg.slf4j.simpleLogger.defaultLogLevel=warn".into());
+        // Java keeps a file of numbers for its tools in the shared temporary folder otherwise.
+        arguments.push("-XX:-UsePerfData".into());
+        arguments.extend(["-cp".into(), format!("{jar}:{log_jar}").into()]);
+        arguments.extend([MAIN.into(), file.into()]);
+        Ok(Plan {
+            name: "zookeeper",
+            url: format!("zk://{}", ports[0].address()),
+            program: programs::find("java", "default-jre-headless")?,
+            arguments,
+            environment: self.environment.clone(),
+            user: None,
+            probe: Probe::Zookeeper,
+            polite: Signal::TERM,
+            ports,
+            folder,
+        })
+    }
+
+    /// The later of two lines with the same name counts.
+    fn file(&self, port: &Port, folder: &Folder, members: &str) -> String {
+        let force_sync = if self.fsync { "yes" } else { "no" };
+        let mut text = format!(
+            "{SETTINGS}forceSync={force_sync}\nclientPort={}\ndataDir={}\n{members}",
+            port.number(),
+            folder.path().display(),
+        );
+        for (name, value) in &self.settings {
+            text.push_str(&format!("{name}={value}\n"));
+        }
+        text
+    }
+}

@@ -1,0 +1,257 @@
+//! Stores to test on, an engine with hooks around its verbs, and waiting for facts.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures_util::future::BoxFuture;
+use futures_util::stream::BoxStream;
+use leasehold::claim::{Claim, ClaimKey, Holder, Released, Renewal, Standing};
+use leasehold::engine::{
+    Counts, Engine, Event, Eviction, Finding, Info, Page, Query, Totals, Wake,
+};
+use leasehold::layer::chaos::{Chaos, Verb};
+use leasehold::memory::Memory;
+use leasehold::{Client, ClientBuilder, Result};
+
+/// Far beyond every test, so that what is left behind is seen.
+pub(crate) const LONG: Duration = Duration::from_secs(300);
+
+/// How long an event may take before the test fails.
+pub(crate) const EVENT_MAX: Duration = Duration::from_secs(30);
+
+/// A store of its own.
+#[derive(Debug)]
+pub(crate) enum Store {
+    Memory(Memory),
+    #[cfg(feature = "sqlite")]
+    Sqlite(tempfile::TempDir),
+}
+
+impl Store {
+    pub(crate) fn engine(&self) -> Arc<dyn Engine> {
+        match self {
+            Store::Memory(memory) => Arc::new(memory.clone()),
+            #[cfg(feature = "sqlite")]
+            Store::Sqlite(folder) => Arc::new(sqlite(folder)),
+        }
+    }
+
+    /// Two clients that share one connection.
+    pub(crate) fn twins(&self) -> [Client; 2] {
+        let clients = match self {
+            Store::Memory(memory) => [0, 1].map(|_| Client::builder().engine(memory.clone())),
+            #[cfg(feature = "sqlite")]
+            Store::Sqlite(folder) => {
+                let engine = sqlite(folder);
+                [0, 1].map(|_| Client::builder().engine(engine.clone()))
+            }
+        };
+        clients.map(|client| client.expect("a client of an empty store"))
+    }
+
+    pub(crate) fn client(&self) -> Client {
+        self.client_with(Client::builder())
+    }
+
+    pub(crate) fn client_with(&self, builder: ClientBuilder) -> Client {
+        let client = match self {
+            Store::Memory(memory) => builder.engine(memory.clone()),
+            #[cfg(feature = "sqlite")]
+            Store::Sqlite(folder) => builder.engine(sqlite(folder)),
+        };
+        client.expect("a client of an empty store")
+    }
+
+    /// A client whose connection can be cut.
+    pub(crate) fn troubled(&self, builder: ClientBuilder) -> (Client, Chaos) {
+        let chaos = Chaos::default();
+        let client = builder.engine(chaos.trouble(self.hooked(Hooks::default())));
+        (client.expect("a client of an empty store"), chaos)
+    }
+
+    /// An engine that runs hooks around its verbs.
+    pub(crate) fn hooked(&self, hooks: Hooks) -> Hooked {
+        let engine = self.engine();
+        let mut info = engine.info().clone();
+        info.can_fail = true;
+        Hooked { engine, info, hooks }
+    }
+}
+
+#[cfg(feature = "sqlite")]
+fn sqlite(folder: &tempfile::TempDir) -> leasehold::sqlite::Sqlite {
+    leasehold::sqlite::Sqlite::open(folder.path().join("locks.db")).expect("a file of its own")
+}
+
+/// Runs a test on an empty store of each engine.
+pub(crate) fn on_every_store(test: impl AsyncFn(Store)) {
+    let stores = [
+        Store::Memory(Memory::new()),
+        #[cfg(feature = "sqlite")]
+        Store::Sqlite(tempfile::tempdir().expect("a folder for the file")),
+    ];
+    for store in stores {
+        runtime().block_on(test(store));
+    }
+}
+
+pub(crate) fn runtime() -> tokio::runtime::Runtime {
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    builder.worker_threads(2).enable_all().build().expect("a runtime for one test")
+}
+
+type Hook = Arc<dyn Fn(Verb) -> BoxFuture<'static, Result<()>> + Send + Sync>;
+
+/// What happens around a verb; an error takes the verb's place.
+#[derive(Clone, Default)]
+pub(crate) struct Hooks {
+    pub(crate) before: Option<Hook>,
+    pub(crate) after: Option<Hook>,
+}
+
+impl fmt::Debug for Hooks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Hooks").finish_non_exhaustive()
+    }
+}
+
+impl Hooks {
+    pub(crate) fn before(
+        hook: impl Fn(Verb) -> BoxFuture<'static, Result<()>> + Send + Sync + 'static,
+    ) -> Self {
+        Self { before: Some(Arc::new(hook)), after: None }
+    }
+
+    pub(crate) fn around(
+        hook: impl Fn(Verb) -> BoxFuture<'static, Result<()>> + Send + Sync + 'static,
+    ) -> Self {
+        let hook: Hook = Arc::new(hook);
+        Self { before: Some(Arc::clone(&hook)), after: Some(hook) }
+    }
+}
+
+/// An engine with hooks around the verbs that claims go through.
+#[derive(Debug)]
+pub(crate) struct Hooked {
+    engine: Arc<dyn Engine>,
+    info: Info,
+    hooks: Hooks,
+}
+
+impl Hooked {
+    async fn through<T>(&self, verb: Verb, call: impl Future<Output = Result<T>>) -> Result<T> {
+        if let Some(before) = &self.hooks.before {
+            before(verb).await?;
+        }
+        let answer = call.await;
+        if let Some(after) = &self.hooks.after {
+            after(verb).await?;
+        }
+        answer
+    }
+}
+
+#[async_trait]
+impl Engine for Hooked {
+    fn info(&self) -> &Info {
+        &self.info
+    }
+
+    async fn claim(&self, claim: &Claim) -> Result<Standing> {
+        self.through(Verb::Claim, self.engine.claim(claim)).await
+    }
+
+    async fn wait(&self, key: &ClaimKey) -> Result<Wake> {
+        self.through(Verb::Wait, self.engine.wait(key)).await
+    }
+
+    async fn renew(&self, renewals: &[Renewal]) -> Result<Vec<Standing>> {
+        self.through(Verb::Renew, self.engine.renew(renewals)).await
+    }
+
+    async fn release(&self, keys: &[ClaimKey]) -> Result<Vec<Released>> {
+        self.through(Verb::Release, self.engine.release(keys)).await
+    }
+
+    fn release_now(&self, _key: &ClaimKey) -> Option<Released> {
+        // Its verbs may be pending, so a dropped lease goes the long way.
+        None
+    }
+
+    async fn inspect(&self, query: &Query) -> Result<Page> {
+        self.engine.inspect(query).await
+    }
+
+    fn watch(&self, query: &Query) -> BoxStream<'static, Result<Event>> {
+        self.engine.watch(query)
+    }
+
+    async fn evict(&self, order: &Eviction) -> Result<Vec<Holder>> {
+        self.engine.evict(order).await
+    }
+
+    async fn tally(&self, counts: &Counts) -> Result<Totals> {
+        self.engine.tally(counts).await
+    }
+
+    async fn examine(&self) -> Result<Vec<Finding>> {
+        self.engine.examine().await
+    }
+
+    async fn install(&self) -> Result<()> {
+        self.engine.install().await
+    }
+
+    fn schema(&self) -> &'static str {
+        self.engine.schema()
+    }
+
+    async fn close(&self) -> Result<()> {
+        self.engine.close().await
+    }
+}
+
+/// Awaits an event; panics when it does not come.
+#[track_caller]
+pub(crate) fn soon<T>(what: &str, event: impl Future<Output = T>) -> impl Future<Output = T> {
+    let place = std::panic::Location::caller();
+    async move {
+        let event = tokio::time::timeout(EVENT_MAX, event).await;
+        event.unwrap_or_else(|_| panic!("{place}: waited {EVENT_MAX:?} for {what}"))
+    }
+}
+
+/// Looks at a fact until it is true; panics when it does not become true.
+#[track_caller]
+pub(crate) fn until(what: &str, fact: impl AsyncFn() -> bool) -> impl Future<Output = ()> {
+    soon(what, async move {
+        while !fact().await {
+            tokio::time::sleep(Duration::from_millis(3)).await;
+        }
+    })
+}
+
+/// Waits until nobody is in the line of `name`.
+#[track_caller]
+pub(crate) fn until_free<'a>(client: &'a Client, name: &'a str) -> impl Future<Output = ()> + 'a {
+    until("the name to be free", async move || is_free(client, name).await)
+}
+
+pub(crate) async fn is_free(client: &Client, name: &str) -> bool {
+    client.show(name).await.expect("an answer").is_none()
+}
+
+/// Waits until `count` claims wait for `name`.
+#[track_caller]
+pub(crate) fn until_waiting<'a>(
+    client: &'a Client,
+    name: &'a str,
+    count: usize,
+) -> impl Future<Output = ()> + 'a {
+    until("the waiting claims", async move || {
+        let line = client.show(name).await.expect("an answer");
+        line.map_or(0, |line| line.waiting.len()) == count
+    })
+}

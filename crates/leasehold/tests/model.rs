@@ -1,0 +1,360 @@
+//! Random verbs, driven through an engine and through the rule itself: every answer must agree.
+//!
+//! The reference is `leasehold::line::Line`, used directly. Both live on one virtual clock, so
+//! that times are compared exactly. Only the numbers of fences may differ: an engine may leave
+//! gaps, but order and equality must be those of the reference, and in one line they only rise.
+//! Waiting, renewing in the background and crashes are left to the conformance suite.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use leasehold::claim::{
+    Claim, ClaimKey, Holder, HolderId, Mode, Note, Released, Renewal, Standing, Token,
+};
+use leasehold::clock::{Clock, VirtualClock};
+use leasehold::engine::{Counts, Engine, Eviction, LineView, Query};
+use leasehold::line::{Line, Refusal};
+use leasehold::memory::Memory;
+use leasehold::{Error, Name};
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestCaseError};
+
+/// Few of each, so that claims meet.
+const NAMES: [&str; 3] = ["alpha", "alphabet", "beta"];
+const TOKENS: u8 = 5;
+const HOLDERS: u8 = 3;
+
+/// One step of a run. Tokens and names are indices.
+#[derive(Debug, Clone)]
+enum Step {
+    Claim { name: usize, token: u8, mode: Mode, ttl_ms: u64, patience_ms: u64, join: bool },
+    Renew { keys: Vec<(usize, u8)>, ttl_ms: u64, patience_ms: u64 },
+    Release { keys: Vec<(usize, u8)> },
+    Evict { name: usize },
+    Advance { millis: u64 },
+}
+
+fn mode() -> impl Strategy<Value = Mode> {
+    prop_oneof![
+        4 => Just(Mode::Exclusive),
+        4 => Just(Mode::Shared),
+        4 => (1..=3_u32).prop_map(|take| Mode::Permits { take, of: 3 }),
+        1 => (1..=2_u32).prop_map(|take| Mode::Permits { take, of: 2 }),
+    ]
+}
+
+fn keys() -> impl Strategy<Value = Vec<(usize, u8)>> {
+    prop::collection::vec((0..NAMES.len(), 0..TOKENS), 1..4)
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let claim = (0..NAMES.len(), 0..TOKENS, mode(), 100..2_000_u64, 100..2_000_u64, any::<bool>());
+    prop_oneof![
+        8 => claim.prop_map(|(name, token, mode, ttl_ms, patience_ms, join)| {
+            Step::Claim { name, token, mode, ttl_ms, patience_ms, join }
+        }),
+        4 => (keys(), 100..2_000_u64, 100..2_000_u64)
+            .prop_map(|(keys, ttl_ms, patience_ms)| Step::Renew { keys, ttl_ms, patience_ms }),
+        4 => keys().prop_map(|keys| Step::Release { keys }),
+        1 => (0..NAMES.len()).prop_map(|name| Step::Evict { name }),
+        4 => prop_oneof![1..50_u64, 50..1_500_u64].prop_map(|millis| Step::Advance { millis }),
+    ]
+}
+
+fn name(index: usize) -> Name {
+    Name::new(NAMES[index]).expect("the names above are good")
+}
+
+fn token(index: u8) -> Token {
+    Token::from_bytes([index + 1; 16])
+}
+
+/// A claim's holder follows from its token, so that repeating a claim does not change it.
+fn holder(token: u8) -> Holder {
+    let id = u128::from(token % HOLDERS) + 1;
+    Holder::known(HolderId(id), format!("holder {id}")).expect("a good label")
+}
+
+fn key((index, secret): (usize, u8)) -> ClaimKey {
+    ClaimKey { name: name(index), token: token(secret) }
+}
+
+/// The rule, with nothing around it but a map of names and a counter.
+struct Reference {
+    lines: BTreeMap<Name, Line<()>>,
+    fence: u64,
+    expired: u64,
+    clock: VirtualClock,
+    /// Whether reading a line, or refusing a claim to it, also takes out what has expired in it
+    /// and grants what holds now. Only the age of a claim that was granted so can tell.
+    always_settles: bool,
+}
+
+impl Reference {
+    /// The line as a verb finds it.
+    fn line(&mut self, name: &Name) -> &mut Line<()> {
+        let now = self.clock.now();
+        let line = self.lines.entry(name.clone()).or_default();
+        let expired = line.expire(now);
+        self.expired += expired.iter().filter(|entry| entry.granted.is_some()).count() as u64;
+        if !expired.is_empty() {
+            line.settle(now);
+        }
+        line
+    }
+
+    fn claim(&mut self, claim: &Claim) -> Result<Standing, Refusal> {
+        let (now, next) = (self.clock.now(), self.fence + 1);
+        let before = (self.lines.get(&claim.key.name).cloned(), self.expired);
+        let mut used = false;
+        let answer = self.line(&claim.key.name).claim(
+            now,
+            claim,
+            |_| (),
+            || {
+                used = true;
+                next
+            },
+        );
+        self.fence += u64::from(used);
+        if answer.is_err() && !self.always_settles {
+            self.lines.insert(claim.key.name.clone(), before.0.unwrap_or_default());
+            self.expired = before.1;
+        }
+        answer
+    }
+
+    fn renew(&mut self, renewal: &Renewal) -> Standing {
+        let now = self.clock.now();
+        self.line(&renewal.key.name).renew(now, renewal)
+    }
+
+    fn release(&mut self, key: &ClaimKey) -> Released {
+        let now = self.clock.now();
+        let line = self.line(&key.name);
+        let (released, entry) = line.release(&key.token);
+        if entry.is_some() {
+            line.settle(now);
+        }
+        released
+    }
+
+    fn evict(&mut self, name: &Name) -> Vec<Holder> {
+        let now = self.clock.now();
+        let line = self.line(name);
+        let evicted = line.evict();
+        line.settle(now);
+        evicted.into_iter().map(|entry| entry.holder).collect()
+    }
+
+    fn views(&mut self) -> Vec<LineView> {
+        let now = self.clock.now();
+        let names: Vec<Name> = self.lines.keys().cloned().collect();
+        let mut views = Vec::new();
+        for name in names {
+            let view = if self.always_settles {
+                self.line(&name).view(&name, now)
+            } else {
+                let mut line = self.lines[&name].clone();
+                line.expire(now);
+                line.view(&name, now)
+            };
+            views.extend(view);
+        }
+        views
+    }
+}
+
+/// Which fence of the engine stands for which of the reference, per name.
+#[derive(Default)]
+struct Fences(BTreeMap<(Name, u64), u64>);
+
+impl Fences {
+    /// Enters a pair, or fails if the order of the engine's numbers is not the reference's.
+    fn pair(&mut self, name: &Name, engine: u64, reference: u64) -> Result<(), TestCaseError> {
+        let known = *self.0.entry((name.clone(), reference)).or_insert(engine);
+        prop_assert_eq!(known, engine, "a claim's fence changed");
+        let of_name = self.0.range((name.clone(), 0)..=(name.clone(), u64::MAX));
+        let numbers: Vec<u64> = of_name.map(|(_, engine)| *engine).collect();
+        prop_assert!(numbers.is_sorted_by(|one, next| one < next), "fences fell: {numbers:?}");
+        Ok(())
+    }
+}
+
+struct Run {
+    engine: Arc<dyn Engine>,
+    reference: Reference,
+    fences: Fences,
+}
+
+impl Run {
+    fn new(engine: Arc<dyn Engine>, clock: VirtualClock, always_settles: bool) -> Self {
+        let lines = BTreeMap::new();
+        let reference = Reference { lines, fence: 0, expired: 0, clock, always_settles };
+        Self { engine, reference, fences: Fences::default() }
+    }
+
+    async fn steps(&mut self, steps: &[Step]) -> Result<(), TestCaseError> {
+        for step in steps {
+            self.step(step).await?;
+            self.compare_views().await?;
+        }
+        let sums = self.engine.tally(&Counts::default()).await.expect("an answer");
+        prop_assert_eq!(sums.counts.expired, self.reference.expired, "expiries counted");
+        Ok(())
+    }
+
+    async fn step(&mut self, step: &Step) -> Result<(), TestCaseError> {
+        match step {
+            Step::Claim { name: index, token: secret, mode, ttl_ms, patience_ms, join } => {
+                let claim = Claim {
+                    key: key((*index, *secret)),
+                    mode: *mode,
+                    holder: holder(*secret),
+                    note: Note::new(format!("note {secret}")).expect("a short note"),
+                    ttl: Duration::from_millis(*ttl_ms),
+                    patience: Duration::from_millis(*patience_ms),
+                    join: *join,
+                };
+                self.claim(&claim).await
+            }
+            Step::Renew { keys, ttl_ms, patience_ms } => {
+                let ttl = Duration::from_millis(*ttl_ms);
+                let patience = Duration::from_millis(*patience_ms);
+                let renewals: Vec<Renewal> =
+                    keys.iter().map(|at| Renewal { key: key(*at), ttl, patience }).collect();
+                let answers = self.engine.renew(&renewals).await.expect("an answer");
+                prop_assert_eq!(answers.len(), renewals.len());
+                for (renewal, answer) in renewals.iter().zip(answers) {
+                    let expected = self.reference.renew(renewal);
+                    self.compare(&renewal.key.name, answer, expected)?;
+                }
+                Ok(())
+            }
+            Step::Release { keys } => {
+                let keys: Vec<ClaimKey> = keys.iter().map(|at| key(*at)).collect();
+                let released = self.engine.release(&keys).await.expect("an answer");
+                let expected: Vec<Released> =
+                    keys.iter().map(|key| self.reference.release(key)).collect();
+                prop_assert_eq!(released, expected);
+                Ok(())
+            }
+            Step::Evict { name: index } => {
+                let (name, by) = (name(*index), holder(0));
+                let order = Eviction { name: name.clone(), by, reason: "a test".into() };
+                let evicted = self.engine.evict(&order).await.expect("an answer");
+                prop_assert_eq!(evicted, self.reference.evict(&name));
+                Ok(())
+            }
+            Step::Advance { millis } => {
+                self.reference.clock.advance(Duration::from_millis(*millis));
+                Ok(())
+            }
+        }
+    }
+
+    async fn claim(&mut self, claim: &Claim) -> Result<(), TestCaseError> {
+        let answer = self.engine.claim(claim).await;
+        match (answer, self.reference.claim(claim)) {
+            (Ok(answer), Ok(expected)) => self.compare(&claim.key.name, answer, expected),
+            (Err(Error::Mismatch { in_force, .. }), Err(Refusal::Mismatch(expected))) => {
+                prop_assert_eq!(in_force, expected);
+                Ok(())
+            }
+            (answer, expected) => Err(TestCaseError::fail(format!("{answer:?} for {expected:?}"))),
+        }
+    }
+
+    fn compare(
+        &mut self,
+        name: &Name,
+        answer: Standing,
+        expected: Standing,
+    ) -> Result<(), TestCaseError> {
+        match (answer, expected) {
+            (
+                Standing::Held { fence, remaining },
+                Standing::Held { fence: expected, remaining: expected_remaining },
+            ) => {
+                prop_assert_eq!(remaining, expected_remaining);
+                self.fences.pair(name, fence, expected)
+            }
+            (answer, expected) => {
+                prop_assert_eq!(answer, expected);
+                Ok(())
+            }
+        }
+    }
+
+    async fn compare_views(&mut self) -> Result<(), TestCaseError> {
+        let page = self.engine.inspect(&Query::all()).await.expect("an answer");
+        let mut expected = self.reference.views();
+        for (seen, expected) in page.lines.iter().zip(&mut expected) {
+            let seen = seen.held.iter().chain(&seen.waiting);
+            let expected_claims = expected.held.iter_mut().chain(&mut expected.waiting);
+            for (seen, expected_claim) in seen.zip(expected_claims) {
+                self.fences.pair(&expected.name, seen.fence, expected_claim.fence)?;
+                expected_claim.fence = seen.fence;
+            }
+        }
+        // Fences are equal by now; everything else must be so by itself.
+        prop_assert_eq!(format!("{:#?}", page.lines), format!("{expected:#?}"));
+        Ok(())
+    }
+}
+
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime")
+}
+
+fn config(cases: u32) -> Config {
+    Config { cases, failure_persistence: None, max_shrink_iters: 20_000, ..Config::default() }
+}
+
+proptest! {
+    #![proptest_config(config(400))]
+    #[test]
+    fn memory_answers_as_the_rule(steps in prop::collection::vec(step(), 1..80)) {
+        let (memory, clock) = Memory::virtual_time();
+        runtime().block_on(Run::new(Arc::new(memory), clock, true).steps(&steps))?;
+    }
+}
+
+#[cfg(feature = "sqlite")]
+mod sqlite {
+    //! The same on a file; a fresh one for each run, so that shrinking starts from nothing.
+
+    use super::*;
+    use leasehold::sqlite::{Settings, Sqlite};
+
+    fn open(folder: &tempfile::TempDir, clock: &VirtualClock) -> Sqlite {
+        let settings = Settings { clock: Arc::new(clock.clone()), ..Settings::default() };
+        Sqlite::open_with(folder.path().join("locks.db"), settings).expect("a fresh file")
+    }
+
+    proptest! {
+        #![proptest_config(config(150))]
+        #[test]
+        fn sqlite_answers_as_the_rule(steps in prop::collection::vec(step(), 1..80)) {
+            let (folder, clock) = (tempfile::tempdir().expect("a folder"), VirtualClock::new());
+            let engine = Arc::new(open(&folder, &clock));
+            runtime().block_on(Run::new(engine, clock, false).steps(&steps))?;
+        }
+
+        /// Each verb goes through another connection, as if another process sent it.
+        #[test]
+        fn sqlite_answers_as_the_rule_over_three_connections(
+            parts in prop::collection::vec(prop::collection::vec(step(), 1..8), 1..8),
+        ) {
+            let (folder, clock) = (tempfile::tempdir().expect("a folder"), VirtualClock::new());
+            let engines: Vec<Arc<Sqlite>> =
+                (0..3).map(|_| Arc::new(open(&folder, &clock))).collect();
+            let mut run = Run::new(Arc::clone(&engines[0]) as Arc<dyn Engine>, clock, false);
+            for (index, part) in parts.iter().enumerate() {
+                run.engine = Arc::clone(&engines[index % engines.len()]) as Arc<dyn Engine>;
+                runtime().block_on(run.steps(part))?;
+            }
+        }
+    }
+}
