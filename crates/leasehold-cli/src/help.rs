@@ -22,10 +22,10 @@ pub(crate) const RUN: &str = "\
 Durations are whole numbers with ms, s, m or h, as in 500ms or 1h30m. Without -n or -w it waits for
 as long as it takes.
 
-The command runs without a shell, in a process group of its own, with standard input passed on. It
-finds LEASEHOLD_NAME, LEASEHOLD_FENCE, LEASEHOLD_HOLDER and LEASEHOLD_HANDLE in its environment, with
-a line for each lock, in sorted order. Hand LEASEHOLD_FENCE to what the lock protects and let it
-refuse smaller numbers.
+The command runs without a shell, in a process group of its own, with standard input passed on;
+standard output is its alone, also with --json. It finds LEASEHOLD_NAME, LEASEHOLD_FENCE and
+LEASEHOLD_HANDLE in its environment, with a line for each lock, in sorted order, and
+LEASEHOLD_HOLDER. Hand LEASEHOLD_FENCE to what the lock protects and let it refuse smaller numbers.
 
 When the lock cannot be kept, the command's group gets TERM, then KILL before the lease's safe end.
 When somebody took it, there is no safe end to wait for: KILL follows within half a second.
@@ -43,8 +43,8 @@ Examples:
   leasehold run --hold-at-least 50s cron:tick -- ./tick    once a minute over all machines";
 
 pub(crate) const ACQUIRE: &str = "\
-Prints one handle for each lock, in sorted order. Whoever has a handle owns the lock: treat it like a
-password. Nobody renews it: it ends after --ttl unless `renew` is called in time. Does not wait
+Prints one handle for each lock, in sorted order. Whoever has a handle owns the lock: treat it like
+a password. Nobody renews it: it ends after --ttl unless `renew` is called in time. Does not wait
 unless -w says so. Prefer `run`, which renews and gives back by itself.
 
 --hold-at-least and --hold-at-most travel in the handle: `release` keeps the lock until the former
@@ -64,8 +64,8 @@ Examples:
   leasehold renew \"$handle\" --ttl 1h";
 
 pub(crate) const RELEASE: &str = "\
-With `-` the handle comes from standard input and stays out of the process list. A lease that is not
-held any more is status 77.
+With `-` the handle comes from standard input and stays out of the process list. A lease that is
+not held any more is status 77.
 
 Examples:
   echo \"$handle\" | leasehold release -

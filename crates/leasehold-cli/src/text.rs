@@ -30,7 +30,10 @@ pub(crate) fn escape_lines(text: &str) -> String {
 
 /// Invisible characters that change the order or look of their neighbours.
 fn turns_text_around(c: char) -> bool {
-    matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
+    let marks = '\u{200b}'..='\u{200f}';
+    let orders = '\u{2028}'..='\u{202e}';
+    let isolates = '\u{2060}'..='\u{206f}';
+    c == '\u{feff}' || marks.contains(&c) || orders.contains(&c) || isolates.contains(&c)
 }
 
 /// At most `width` characters, with a mark where something was cut.

@@ -112,6 +112,19 @@ fn every_relative_link_leads_somewhere() {
     assert!(count > 20, "links were found at all");
 }
 
+#[test]
+fn every_test_that_the_safety_page_names_exists() {
+    let mut sources = String::new();
+    collect_sources(&root().join("crates"), &mut sources);
+    let page = read("docs/safety.md");
+    let named = page.split('`').skip(1).step_by(2);
+    let tests: BTreeSet<&str> = named.filter(|word| is_test_name(word)).collect();
+    let missing: Vec<&&str> =
+        tests.iter().filter(|test| !sources.contains(&format!("fn {test}("))).collect();
+    assert!(missing.is_empty(), "{missing:#?}");
+    assert!(tests.len() > 50, "names were found at all");
+}
+
 /// A block of a page, with the line it starts at.
 #[derive(Debug)]
 struct Block {
@@ -416,6 +429,23 @@ fn root() -> PathBuf {
 fn read(page: &str) -> String {
     let path = root().join(page);
     std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{page}: {error}"))
+}
+
+/// Whether a word is the name of a test: facts have many words.
+fn is_test_name(word: &str) -> bool {
+    let is_snake = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
+    word.chars().all(is_snake) && word.matches('_').count() >= 3
+}
+
+fn collect_sources(folder: &Path, sources: &mut String) {
+    for entry in std::fs::read_dir(folder).expect("a folder of the project").flatten() {
+        let path = entry.path();
+        if path.is_dir() {
+            collect_sources(&path, sources);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            sources.push_str(&std::fs::read_to_string(&path).expect("sources are text"));
+        }
+    }
 }
 
 /// Every page for people, relative to the root.

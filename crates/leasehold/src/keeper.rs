@@ -20,7 +20,7 @@ use crate::error::{Error, LostCause, Result};
 use crate::layer::retry::{Retry, RetryPolicy};
 use crate::observe::{Counters, Measure, Observer};
 use crate::registry::Registry;
-use crate::tenure::{Answered, Duty, Phase, Tenure};
+use crate::tenure::{Answered, Duty, Ended, Phase, Tenure};
 
 /// The most claims in one exchange, so that a batch never holds a store up for long.
 const BATCH_MAX: usize = 1_000;
@@ -68,6 +68,15 @@ struct Desk {
     told: Counts,
     last_tally: Option<Moment>,
     thread_failed: bool,
+    /// How many exchanges that take claims out are under way.
+    parting: usize,
+}
+
+impl Desk {
+    /// Whether nothing is left to be taken out of the store.
+    fn is_clear(&self) -> bool {
+        self.partings.is_empty() && self.parting == 0
+    }
 }
 
 /// A claim whose owner is done with it.
@@ -83,6 +92,11 @@ pub(crate) struct Parting {
 }
 
 impl Parting {
+    fn of(tenure: &Tenure, ended: &Ended) -> Self {
+        let keep_until = ended.keep_until.filter(|_| ended.phase == Phase::Held);
+        Self { key: tenure.key.clone(), keep_until, ttl: ended.ttl, give_up: None }
+    }
+
     fn given_up_from(mut self, now: Moment) -> Self {
         self.give_up.get_or_insert(now + self.ttl);
         self
@@ -159,36 +173,35 @@ impl Keeper {
 
     /// Finishes a tenure whose owner went away: its claim leaves the store now where the engine
     /// answers at once, else as soon as the keeper gets through.
-    pub(crate) fn abandon(self: &Arc<Self>, tenure: &Arc<Tenure>) {
-        if let Some(parting) = self.part_from(tenure) {
-            self.take_out(parting);
+    pub(crate) fn abandon(self: &Arc<Self>, tenure: &Tenure) {
+        if let Some(ended) = self.end(tenure) {
+            self.take_out(tenure, ended);
         }
     }
 
     /// Takes a claim that did not become a lease out of its line; also when it was taken out
     /// before, because the answer to it may have come later than that.
-    pub(crate) fn withdraw(self: &Arc<Self>, tenure: &Arc<Tenure>) {
-        let parting = self.part_from(tenure).unwrap_or_else(|| Parting {
-            key: tenure.key.clone(),
-            keep_until: None,
-            ttl: tenure.life().terms.ttl.get(),
-            give_up: None,
-        });
-        self.take_out(parting);
+    pub(crate) fn withdraw(self: &Arc<Self>, tenure: &Tenure) {
+        let ended = self.end(tenure);
+        self.take_out(tenure, ended.unwrap_or_else(|| tenure.ended(Phase::Done)));
     }
 
-    fn take_out(self: &Arc<Self>, parting: Parting) {
-        if parting.keep_until.is_none() && self.direct.release_now(&parting.key).is_some() {
-            return;
+    fn take_out(self: &Arc<Self>, tenure: &Tenure, ended: Ended) {
+        let kept = ended.phase == Phase::Held && ended.keep_until.is_some();
+        if kept || self.direct.release_now(&tenure.key).is_none() {
+            self.post(vec![Parting::of(tenure, &ended)]);
         }
-        self.post(vec![parting]);
     }
 
     /// Ends a tenure and says what must still be told to the store, if anything.
-    pub(crate) fn part_from(&self, tenure: &Arc<Tenure>) -> Option<Parting> {
+    pub(crate) fn part_from(&self, tenure: &Tenure) -> Option<Parting> {
+        self.end(tenure).map(|ended| Parting::of(tenure, &ended))
+    }
+
+    /// Ends a tenure; `None` if nothing of it can be left in the store.
+    fn end(&self, tenure: &Tenure) -> Option<Ended> {
         let ended = tenure.finish()?;
         self.registry.leave(tenure);
-        let name = &tenure.key.name;
         match ended.phase {
             // The store dropped it, or the keeper took it out when it found the loss.
             Phase::Lost(_) | Phase::Done => return None,
@@ -196,13 +209,12 @@ impl Keeper {
                 self.counters.released();
                 if self.observer.is_some() {
                     let held = self.clock.now().since(ended.since);
-                    self.observe(Measure::Released { name, held });
+                    self.observe(Measure::Released { name: &tenure.key.name, held });
                 }
             }
             Phase::Asking | Phase::Waiting => {}
         }
-        let keep_until = ended.keep_until.filter(|_| ended.phase == Phase::Held);
-        Some(Parting { key: tenure.key.clone(), keep_until, ttl: ended.ttl, give_up: None })
+        Some(ended)
     }
 
     /// Leaves partings for the keeper.
@@ -220,7 +232,11 @@ impl Keeper {
     pub(crate) async fn close(self: &Arc<Self>) {
         self.closed.store(true, Ordering::Release);
         let tenures = self.registry.all();
-        let partings = tenures.iter().filter_map(|tenure| self.part_from(tenure)).collect();
+        let partings: Vec<_> = tenures.iter().filter_map(|tenure| self.part_from(tenure)).collect();
+        if partings.is_empty() && self.desk().is_clear() {
+            self.tally_now().await;
+            return self.retire();
+        }
         self.post(partings);
         for tenure in tenures {
             tenure.bell.notify_one();
@@ -231,6 +247,27 @@ impl Keeper {
         self.wake.notify_one();
         // The keeper drops the sender only after its last exchange; either way it is finished.
         let _finished = receiver.await;
+    }
+
+    /// Tells the store what was counted; for a close that needs nothing else of the keeper.
+    async fn tally_now(&self) {
+        let counts = self.take_untold();
+        if counts != Counts::default() {
+            let until = self.clock.now() + EXCHANGE_TIMEOUT;
+            if let Err(error) = self.in_time(until, self.direct.tally(&counts)).await {
+                tracing::debug!(%error, ?counts, "counts were not added to the store's");
+            }
+        }
+    }
+
+    fn take_untold(&self) -> Counts {
+        if !self.engine.info().can.tally {
+            return Counts::default();
+        }
+        let mut desk = self.desk();
+        let counts = self.counters.untold(&desk.told);
+        desk.told += counts;
+        counts
     }
 
     /// Nobody will ask anything more: finish what is left, then end the thread.
@@ -308,10 +345,9 @@ impl Keeper {
                 due.push((Arc::clone(tenure), renewal));
             }
             Duty::Lost(cause) => ended.push((Arc::clone(tenure), cause)),
-            Duty::GiveBack => ended.push((Arc::clone(tenure), LostCause::MaxHold)),
         });
         for (tenure, cause) in ended {
-            self.lose(&tenure, cause);
+            self.mourn(&tenure, &cause);
         }
         if earliest > now {
             return next.min(earliest);
@@ -379,6 +415,7 @@ impl Keeper {
         }
         let count = desk.partings.len().min(BATCH_MAX);
         let partings: Vec<Parting> = desk.partings.drain(..count).collect();
+        desk.parting += 1;
         drop(desk);
         let keeper = Arc::clone(self);
         exchanges.push(Box::pin(async move {
@@ -403,8 +440,8 @@ impl Keeper {
             return at;
         }
         desk.last_tally = Some(now);
-        desk.told += counts;
         drop(desk);
+        let counts = self.take_untold();
         let keeper = Arc::clone(self);
         exchanges.push(Box::pin(async move {
             let tally = keeper.direct.tally(&counts);
@@ -417,18 +454,24 @@ impl Keeper {
     fn finish_exchange(self: &Arc<Self>, done: Done) {
         match done {
             Done::Renewed { batch, sent, result } => self.finish_renewal(&batch, sent, result),
-            Done::Parted { partings, result: Err(error) } if error.is_transient() => {
-                let mut desk = self.desk();
-                desk.partings.extend(partings);
-                desk.next_parting = Some(self.clock.now() + RELEASE_RETRY);
-            }
-            Done::Parted { result: Err(error), .. } => {
-                tracing::warn!(%error, "could not release; the ttl will");
-            }
+            Done::Parted { partings, result } => self.finish_parting(partings, result),
             Done::Tallied { counts, result: Err(error) } => {
                 tracing::debug!(%error, ?counts, "counts were not added to the store's");
             }
-            Done::Parted { .. } | Done::Tallied { .. } => {}
+            Done::Tallied { .. } => {}
+        }
+    }
+
+    fn finish_parting(&self, partings: Vec<Parting>, result: Result<()>) {
+        let mut desk = self.desk();
+        desk.parting -= 1;
+        match result {
+            Ok(()) => {}
+            Err(error) if error.is_transient() => {
+                desk.partings.extend(partings);
+                desk.next_parting = Some(self.clock.now() + RELEASE_RETRY);
+            }
+            Err(error) => tracing::warn!(%error, "could not release; the ttl will"),
         }
     }
 
@@ -453,7 +496,9 @@ impl Keeper {
             }
             Err(Error::Replaced { .. }) => {
                 for (tenure, _) in batch {
-                    self.lose(tenure, LostCause::Replaced);
+                    if tenure.lose(LostCause::Replaced) {
+                        self.mourn(tenure, &LostCause::Replaced);
+                    }
                 }
             }
             Err(error) => {
@@ -466,10 +511,9 @@ impl Keeper {
         }
     }
 
-    /// Ends a tenure as lost, reports it, and takes what may be left of it out of the store.
-    fn lose(self: &Arc<Self>, tenure: &Arc<Tenure>, cause: LostCause) {
-        tenure.lose(cause.clone());
-        self.report_loss(tenure, &cause);
+    /// Reports a tenure that was just lost, and takes what may be left of it out of the store.
+    fn mourn(&self, tenure: &Tenure, cause: &LostCause) {
+        self.report_loss(tenure, cause);
         self.registry.leave(tenure);
         let ttl = tenure.life().terms.ttl.get();
         let parting = Parting { key: tenure.key.clone(), keep_until: None, ttl, give_up: None };

@@ -56,3 +56,9 @@ pub use lease::Lease;
 pub use mutex::Mutex;
 pub use name::Name;
 pub use tenure::LeaseState;
+
+/// The README's examples, so that they are compiled and run.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+#[derive(Debug)]
+pub struct Readme;

@@ -93,10 +93,8 @@ pub(crate) enum Duty {
     /// Send this renewal; it may go out a little before it is due, to share an exchange. Whether
     /// it is answered or not, something is to be done at `end`.
     Renew { renewal: Renewal, due: Moment, end: Moment },
-    /// It was just found lost.
+    /// It was just found lost, or was held for as long as it may be.
     Lost(LostCause),
-    /// It was held for as long as it may be: give it back.
-    GiveBack,
 }
 
 impl Tenure {
@@ -214,42 +212,44 @@ impl Tenure {
             return None;
         }
         let phase = std::mem::replace(&mut life.phase, Phase::Done);
-        let ended = Ended {
-            phase,
-            since: life.since,
-            ttl: life.terms.ttl.get(),
-            keep_until: life.terms.hold_at_least.map(|span| life.since + span),
-        };
+        let ended = life.ended(phase);
         drop(life);
         self.changed.notify_waiters();
         Some(ended)
     }
 
-    /// Ends a held or waiting tenure as lost. Returns whether it was alive.
+    /// What a tenure that ended before, in this phase, was.
+    pub(crate) fn ended(&self, phase: Phase) -> Ended {
+        self.life().ended(phase)
+    }
+
+    /// Ends a lease as lost; returns whether it was one. A waiting claim is rung instead: it
+    /// finds out by asking.
     pub(crate) fn lose(&self, cause: LostCause) -> bool {
         let mut life = self.life();
-        let alive = matches!(life.phase, Phase::Asking | Phase::Waiting | Phase::Held);
-        if alive {
+        life.in_flight = false;
+        let held = life.phase == Phase::Held;
+        if held {
             life.phase = Phase::Lost(cause);
-            drop(life);
-            self.changed.notify_waiters();
-            self.bell.notify_one();
         }
-        alive
+        drop(life);
+        self.changed.notify_waiters();
+        self.bell.notify_one();
+        held
     }
 
     /// What is to be done at `now`. A returned `Lost` is already entered here.
     pub(crate) fn duty(&self, now: Moment) -> Duty {
         let mut life = self.life();
         match life.phase {
-            Phase::Held if now >= life.deadline => {
-                let cause = life.cause_of_expiry();
+            Phase::Held if now >= life.end() => {
+                let cause =
+                    if now >= life.deadline { life.cause_of_expiry() } else { LostCause::MaxHold };
                 life.phase = Phase::Lost(cause.clone());
                 drop(life);
                 self.changed.notify_waiters();
                 Duty::Lost(cause)
             }
-            Phase::Held if life.held_long_enough(now) => Duty::GiveBack,
             Phase::Held | Phase::Waiting => {
                 let slack = life.terms.ttl.get() / 20;
                 if !life.in_flight && life.due - slack <= now {
@@ -385,6 +385,15 @@ impl Life {
         renewal.min(self.end())
     }
 
+    fn ended(&self, phase: Phase) -> Ended {
+        Ended {
+            phase,
+            since: self.since,
+            ttl: self.terms.ttl.get(),
+            keep_until: self.terms.hold_at_least.map(|span| self.since + span),
+        }
+    }
+
     /// When the lease ends if nothing more is heard.
     fn end(&self) -> Moment {
         match self.phase {
@@ -395,10 +404,6 @@ impl Life {
 
     fn latest_end(&self) -> Moment {
         self.terms.hold_at_most.map_or(Moment::NEVER, |span| self.since + span)
-    }
-
-    fn held_long_enough(&self, now: Moment) -> bool {
-        now >= self.latest_end()
     }
 
     fn cause_of_expiry(&self) -> LostCause {

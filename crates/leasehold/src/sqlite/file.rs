@@ -31,7 +31,7 @@ const OPEN_WAIT: Duration = Duration::from_secs(10);
 /// process that opens the file alone.
 const LOG_PAGES: i64 = 1_000;
 /// The same when a client closes: a command that ends has time, one that starts has not.
-const LOG_PAGES_AT_CLOSE: i64 = 250;
+const LOG_PAGES_AT_CLOSE: i64 = 100;
 
 pub(super) const SCHEMA: &str = include_str!("schema.sql");
 
