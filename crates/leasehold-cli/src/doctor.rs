@@ -55,13 +55,14 @@ pub(crate) async fn doctor(store: &Store) -> Outcome {
 
 fn promises(can: Capabilities) -> Vec<Promise> {
     let promise = |promise, given, meaning| Promise { promise, given, meaning };
+    let outlives = can.detach && can.across_processes;
     vec![
         promise("across_processes", can.across_processes, "excludes other processes"),
         promise("fifo", can.fifo, "those who wait are served in order of arrival"),
         promise("shared", can.shared, "readers beside readers: `--shared`"),
         promise("permits", can.permits, "several at a time: `--permits K/N`"),
         promise("ttl_per_claim", can.ttl_per_claim, "every lock has a ttl of its own"),
-        promise("detach", can.detach, "a lock outlives its process: `acquire`"),
+        promise("detach", outlives, "a lock outlives its process: `acquire`"),
         promise("watch", can.watch, "events as they happen: `watch`"),
         promise("evict", can.evict, "a lock can be taken away: `force-release`"),
         promise("tally", can.tally, "all clients are counted: `stats`"),

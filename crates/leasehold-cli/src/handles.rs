@@ -156,7 +156,7 @@ pub(crate) async fn release(
         let released = release_one(&store.client, ticket).await;
         report.add(released.map(|()| GivenBack {
             released: true,
-            name: ticket.handle.name().to_string(),
+            name: ticket.handle.name().as_str().to_owned(),
             fence: ticket.handle.fence().to_string(),
         }));
     }
@@ -173,7 +173,7 @@ async fn release_one(client: &Client, ticket: &Ticket) -> Result<(), Failure> {
         }
     }
     let name = ticket.handle.name().clone();
-    match client.adopt(&ticket.handle).await?.release().await? {
+    match client.release(&ticket.handle).await? {
         Released::TakenBy(holder) => Err(Error::Stale { name, by: Some(holder) }.into()),
         Released::AlreadyExpired => Err(Error::Stale { name, by: None }.into()),
         _ => Ok(()),
@@ -210,7 +210,7 @@ pub(crate) async fn check(
 fn standing(ticket: &Ticket, left: Result<Option<Duration>, Failure>) -> Result<Standing, Failure> {
     left.map(|left| Standing {
         held: left.is_some(),
-        name: ticket.handle.name().to_string(),
+        name: ticket.handle.name().as_str().to_owned(),
         fence: ticket.handle.fence().to_string(),
         remaining_ms: left.map_or(0, millis),
     })

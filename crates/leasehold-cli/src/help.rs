@@ -40,7 +40,7 @@ Examples:
   leasehold run --permits 1/4 encoder -- ffmpeg …      four at a time
   leasehold run --shared config -- ./read-config       with other readers, without writers
   leasehold run a b -- ./move a b                      both or none
-  leasehold run --hold-at-least 50s cron:tick -- ./tick    once a minute over all machines";
+  leasehold run -n --hold-at-least 50s cron:tick -- ./tick   once a minute over all its users";
 
 pub(crate) const ACQUIRE: &str = "\
 Prints one handle for each lock, in sorted order. Whoever has a handle owns the lock: treat it like

@@ -106,7 +106,7 @@ impl Work<'_> {
         let lines =
             |value: fn(&Lease) -> String| leases.iter().map(value).collect::<Vec<_>>().join("\n");
         child
-            .env("LEASEHOLD_NAME", lines(|lease| lease.name().to_string()))
+            .env("LEASEHOLD_NAME", lines(|lease| lease.name().as_str().to_owned()))
             .env("LEASEHOLD_FENCE", lines(|lease| lease.fence().to_string()))
             .env("LEASEHOLD_HANDLE", lines(|lease| lease.handle().to_string()))
             .env(store::HOLDER_VARIABLE, store::write_holder(self.store.client.holder()))
@@ -131,8 +131,9 @@ impl Work<'_> {
     /// The command was ended because of its locks: status 76, whatever its own was.
     async fn made_to_end(&self, why: &Why, leases: Vec<Lease>) -> Outcome {
         let program = self.program();
-        let name =
-            |index: usize| leases.get(index).map(|l| l.name().to_string()).unwrap_or_default();
+        let name = |index: usize| {
+            leases.get(index).map(|l| l.name().as_str().to_owned()).unwrap_or_default()
+        };
         let reason = match why {
             Why::Lost(index, cause) => {
                 format!("the lease on `{}` was lost: {cause}", name(*index))

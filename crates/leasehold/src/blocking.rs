@@ -26,14 +26,18 @@ use crate::tenure::LeaseState;
 /// # }
 /// ```
 pub fn connect(url: impl AsRef<str>) -> Result<Client> {
+    let runtime = runtime()?;
+    let client = runtime.block_on(crate::connect(url))?;
+    Ok(Client { client, runtime })
+}
+
+fn runtime() -> Result<Arc<Runtime>> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = Arc::new(runtime.map_err(|error| Error::Store {
+    runtime.map(Arc::new).map_err(|error| Error::Store {
         store: "this process".into(),
         cause: format!("cannot start a runtime: {error}"),
         transient: false,
-    })?);
-    let client = runtime.block_on(crate::connect(url))?;
-    Ok(Client { client, runtime })
+    })
 }
 
 /// A client for threads; see [`crate::Client`].
@@ -44,6 +48,13 @@ pub struct Client {
 }
 
 impl Client {
+    /// Connects with other settings than the default ones.
+    pub fn connect(builder: crate::ClientBuilder, url: impl AsRef<str>) -> Result<Self> {
+        let runtime = runtime()?;
+        let client = runtime.block_on(builder.connect(url))?;
+        Ok(Self { client, runtime })
+    }
+
     /// A lock that one holder at a time has.
     pub fn mutex(&self, name: impl AsRef<str>) -> Mutex {
         Mutex { mutex: self.client.mutex(name), runtime: Arc::clone(&self.runtime) }
@@ -92,6 +103,11 @@ impl Mutex {
     /// Gives the lease back after this long, whatever its holder does.
     pub fn max_hold(self, span: Duration) -> Self {
         Self { mutex: self.mutex.max_hold(span), ..self }
+    }
+
+    /// Keeps the name closed for at least this long.
+    pub fn hold_at_least(self, span: Duration) -> Self {
+        Self { mutex: self.mutex.hold_at_least(span), ..self }
     }
 
     /// Lets the same client enter again while it holds: same fence, counted.

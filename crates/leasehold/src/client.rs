@@ -11,7 +11,7 @@ use futures_util::stream::BoxStream;
 use tokio::sync::Mutex as AsyncMutex;
 
 use crate::acquire::Request;
-use crate::claim::{Holder, Renewal, Standing, Ttl};
+use crate::claim::{Holder, Released, Renewal, Standing, Ttl};
 use crate::clock::{Clock, SystemClock};
 use crate::engine::{
     Counts, Engine, Event, Eviction, Finding, Info, LineView, Page, Query, Totals,
@@ -301,7 +301,7 @@ impl Client {
                     keeper.forget(&tenure);
                     return Err(Error::TooSlow { name, took: now.since(sent) });
                 };
-                keeper.counters.acquired();
+                keeper.counters.adopted();
                 keeper.expect_at(due);
                 Ok(Lease::new(&self.inner, tenure, fence))
             }
@@ -310,7 +310,22 @@ impl Client {
         }
     }
 
+    /// Gives back the lease of a handle without taking it up first, and says what became of it.
+    pub async fn release(&self, handle: &Handle) -> Result<Released> {
+        self.refuse_other_store(handle)?;
+        let keeper = &self.inner.keeper;
+        let answers = keeper.engine.release(std::slice::from_ref(&handle.key)).await?;
+        let released = answers.into_iter().next().unwrap_or(Released::AlreadyExpired);
+        if released == Released::Released {
+            keeper.counters.adopted();
+            keeper.counters.released();
+        }
+        Ok(released)
+    }
+
     /// How long the lease of a handle is still held, without touching it; `None` if it is not.
+    ///
+    /// The lease is known by its fence; only changing it needs the secret in the handle.
     pub async fn check(&self, handle: &Handle) -> Result<Option<Duration>> {
         self.refuse_other_store(handle)?;
         let line = self.show(handle.name().as_str()).await?;

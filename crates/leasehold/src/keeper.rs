@@ -92,7 +92,7 @@ pub(crate) struct Parting {
 }
 
 impl Parting {
-    fn of(tenure: &Tenure, ended: &Ended) -> Self {
+    pub(crate) fn of(tenure: &Tenure, ended: &Ended) -> Self {
         let keep_until = ended.keep_until.filter(|_| ended.phase == Phase::Held);
         Self { key: tenure.key.clone(), keep_until, ttl: ended.ttl, give_up: None }
     }
@@ -188,33 +188,47 @@ impl Keeper {
 
     fn take_out(self: &Arc<Self>, tenure: &Tenure, ended: Ended) {
         let kept = ended.phase == Phase::Held && ended.keep_until.is_some();
-        if kept || self.direct.release_now(&tenure.key).is_none() {
-            self.post(vec![Parting::of(tenure, &ended)]);
+        let released = if kept { None } else { self.direct.release_now(&tenure.key) };
+        match released {
+            Some(released) => self.count_end(tenure, &ended, &released),
+            None => self.part_later(tenure, &ended),
         }
     }
 
-    /// Ends a tenure and says what must still be told to the store, if anything.
-    pub(crate) fn part_from(&self, tenure: &Tenure) -> Option<Parting> {
-        self.end(tenure).map(|ended| Parting::of(tenure, &ended))
-    }
-
     /// Ends a tenure; `None` if nothing of it can be left in the store.
-    fn end(&self, tenure: &Tenure) -> Option<Ended> {
+    pub(crate) fn end(&self, tenure: &Tenure) -> Option<Ended> {
         let ended = tenure.finish()?;
         self.registry.leave(tenure);
-        match ended.phase {
-            // The store dropped it, or the keeper took it out when it found the loss.
-            Phase::Lost(_) | Phase::Done => return None,
-            Phase::Held => {
+        // What is lost, the store has dropped, or the keeper took out when it found the loss.
+        let left = !matches!(ended.phase, Phase::Lost(_) | Phase::Done);
+        left.then_some(ended)
+    }
+
+    /// Leaves a tenure that ended to the keeper. What becomes of it is not waited for, so it
+    /// counts as given back.
+    pub(crate) fn part_later(self: &Arc<Self>, tenure: &Tenure, ended: &Ended) {
+        self.count_end(tenure, ended, &Released::Released);
+        self.post(vec![Parting::of(tenure, ended)]);
+    }
+
+    /// Counts and reports how a lease ended.
+    pub(crate) fn count_end(&self, tenure: &Tenure, ended: &Ended, released: &Released) {
+        if ended.phase != Phase::Held {
+            return;
+        }
+        match released {
+            Released::TakenBy(holder) => {
+                self.report_loss(tenure, &LostCause::TakenBy(holder.clone()));
+            }
+            Released::AlreadyExpired => self.report_loss(tenure, &LostCause::Removed),
+            _ => {
                 self.counters.released();
                 if self.observer.is_some() {
                     let held = self.clock.now().since(ended.since);
                     self.observe(Measure::Released { name: &tenure.key.name, held });
                 }
             }
-            Phase::Asking | Phase::Waiting => {}
         }
-        Some(ended)
     }
 
     /// Leaves partings for the keeper.
@@ -232,14 +246,15 @@ impl Keeper {
     pub(crate) async fn close(self: &Arc<Self>) {
         self.closed.store(true, Ordering::Release);
         let tenures = self.registry.all();
-        let partings: Vec<_> = tenures.iter().filter_map(|tenure| self.part_from(tenure)).collect();
-        if partings.is_empty() && self.desk().is_clear() {
+        for tenure in tenures {
+            if let Some(ended) = self.end(&tenure) {
+                self.part_later(&tenure, &ended);
+            }
+            tenure.bell.notify_one();
+        }
+        if self.desk().is_clear() {
             self.tally_now().await;
             return self.retire();
-        }
-        self.post(partings);
-        for tenure in tenures {
-            tenure.bell.notify_one();
         }
         let (sender, receiver) = oneshot::channel();
         self.desk().closers.push(sender);
@@ -503,10 +518,10 @@ impl Keeper {
             }
             Err(error) => {
                 tracing::warn!(%error, claims, "renewal failed; trying again until the deadline");
-                self.observe(Measure::RenewalFailed { claims, error: &error });
                 for (tenure, _) in batch {
                     tenure.failed(now, &error);
                 }
+                self.observe(Measure::RenewalFailed { claims, error: &error });
             }
         }
     }

@@ -12,7 +12,7 @@ use crate::error::{Error, LostCause, Result};
 use crate::handle::Handle;
 use crate::keeper;
 use crate::name::Name;
-use crate::tenure::{LeaseState, Tenure};
+use crate::tenure::{Ended, LeaseState, Tenure};
 
 /// A lock that is held.
 ///
@@ -172,12 +172,16 @@ impl Lease {
         }
         let keeper = Arc::clone(&self.inner.keeper);
         let lost = self.tenure.lost(keeper.clock.now());
-        let Some(parting) = keeper.part_from(&self.tenure) else {
+        let Some(ended) = keeper.end(&self.tenure) else {
             return Ok(self.what_became(lost).await);
         };
-        let mut unfinished = Unfinished { keeper: &keeper, parting: Some(parting.clone()) };
+        let parting = keeper::Parting::of(&self.tenure, &ended);
+        let mut unfinished =
+            Unfinished { keeper: &keeper, tenure: &self.tenure, ended: Some(ended) };
         let released = keeper::part(&*keeper.engine, &*keeper.clock, &parting).await?;
-        unfinished.parting = None;
+        if let Some(ended) = unfinished.ended.take() {
+            keeper.count_end(&self.tenure, &ended, &released);
+        }
         Ok(released)
     }
 
@@ -235,13 +239,14 @@ impl Drop for Lease {
 /// Hands a release that was not finished to the keeper.
 struct Unfinished<'a> {
     keeper: &'a Arc<keeper::Keeper>,
-    parting: Option<keeper::Parting>,
+    tenure: &'a Tenure,
+    ended: Option<Ended>,
 }
 
 impl Drop for Unfinished<'_> {
     fn drop(&mut self) {
-        if let Some(parting) = self.parting.take() {
-            self.keeper.post(vec![parting]);
+        if let Some(ended) = self.ended.take() {
+            self.keeper.part_later(self.tenure, &ended);
         }
     }
 }

@@ -62,3 +62,9 @@ pub use tenure::LeaseState;
 #[doc = include_str!("../../../README.md")]
 #[derive(Debug)]
 pub struct Readme;
+
+/// The guide's examples, likewise.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/guide.md")]
+#[derive(Debug)]
+pub struct Guide;

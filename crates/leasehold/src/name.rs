@@ -56,8 +56,17 @@ impl AsRef<str> for Name {
 }
 
 impl fmt::Display for Name {
+    /// For people: control characters are escaped, so that a name cannot rewrite a log or a
+    /// terminal. [`as_str`](Name::as_str) is the name itself.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
+        use fmt::Write as _;
+        if !self.0.contains(char::is_control) {
+            return f.pad(&self.0);
+        }
+        self.0.chars().try_for_each(|c| match c.is_control() {
+            true => write!(f, "{}", c.escape_default()),
+            false => f.write_char(c),
+        })
     }
 }
 
@@ -84,6 +93,13 @@ mod tests {
         assert!(Name::new("n".repeat(512)).is_ok());
         let error = Name::new("n".repeat(513)).expect_err("too long");
         assert!(matches!(error, Error::Invalid(Invalid::NameTooLong { bytes: 513 })));
+    }
+
+    #[test]
+    fn control_characters_are_escaped_for_people_only() {
+        let name = Name::new("a\nb\u{1b}[31m").expect("within the rule");
+        assert_eq!(name.to_string(), "a\\nb\\u{1b}[31m");
+        assert_eq!(name.as_str(), "a\nb\u{1b}[31m");
     }
 
     #[test]

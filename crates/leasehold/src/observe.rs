@@ -107,6 +107,7 @@ pub(crate) struct Counters {
     expired: AtomicU64,
     lost: AtomicU64,
     detached: AtomicU64,
+    adopted: AtomicU64,
     waiting: AtomicU64,
 }
 
@@ -134,6 +135,11 @@ impl Counters {
         self.detached.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// A lease that another client counted as acquired.
+    pub(crate) fn adopted(&self) {
+        self.adopted.fetch_add(1, Ordering::Relaxed);
+    }
+
     pub(crate) fn wait_began(&self) {
         self.waiting.fetch_add(1, Ordering::Relaxed);
     }
@@ -148,13 +154,14 @@ impl Counters {
         let (released, lost) = (read(&self.released), read(&self.lost));
         let detached = read(&self.detached);
         let acquired = read(&self.acquired);
+        let adopted = read(&self.adopted);
         Stats {
             acquired,
             released,
             contended: read(&self.contended),
             expired: read(&self.expired),
             lost,
-            active: acquired.saturating_sub(released + lost + detached),
+            active: (acquired + adopted).saturating_sub(released + lost + detached),
             waiting: read(&self.waiting),
         }
     }
