@@ -65,9 +65,10 @@ impl Child {
         unsafe {
             command.pre_exec(move || {
                 set_parent_process_death_signal(Some(Signal::TERM))?;
-                // If the parent died before the line above, nobody would ever tell.
+                // If the parent died before the line above, nobody would ever tell. An error would
+                // have nobody to be reported to, and std would abort over that.
                 if getppid() != Some(parent) {
-                    return Err(io::ErrorKind::BrokenPipe.into());
+                    nix::libc::_exit(1);
                 }
                 if with_terminal {
                     // This group is still in the background, and SIGTTOU is still blocked. Without

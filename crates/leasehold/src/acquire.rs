@@ -150,56 +150,39 @@ impl Request {
 
     async fn acquire_until(&self, deadline: Option<Moment>) -> Result<Option<Lease>> {
         let name = self.name.clone()?;
-        let join = deadline != Some(Moment::from_nanos(0));
-        let claim = self.claim(&name, join)?;
-        let terms = self.terms()?;
-        let acquiring = Acquiring {
-            inner: &self.client.inner,
-            alone: self.alone,
-            deadline,
-            begun: self.client.inner.keeper.clock.now(),
-        };
-        if !self.reentrant {
-            return acquiring.traced(&claim, terms).await;
-        }
-        let entrance = self.client.inner.reentry.entrance(&name);
-        let clock = &self.client.inner.keeper.clock;
-        let mut inside = tokio::select! {
-            biased;
-            inside = entrance.lock() => inside,
-            // Somebody of this client waits in line already, and this one's time is up.
-            () = clock.sleep_until(deadline.unwrap_or(Moment::NEVER)), if deadline.is_some() => {
-                self.client.inner.keeper.counters.contended();
-                return Ok(None);
-            }
-        };
-        let tenure = inside.upgrade();
-        if let Some(lease) =
-            tenure.and_then(|tenure| Lease::enter_again(&self.client.inner, tenure))
-        {
-            return Ok(Some(lease));
-        }
-        let lease = acquiring.traced(&claim, terms).await?;
-        if let Some(lease) = &lease {
-            *inside = lease.downgrade();
-        }
-        Ok(lease)
-    }
-
-    fn claim(&self, name: &Name, join: bool) -> Result<Claim> {
         let ttl = Ttl::new(self.ttl)?;
-        Ok(Claim {
-            key: ClaimKey { name: name.clone(), token: Token::random() },
-            mode: self.mode.checked()?,
-            holder: self.client.inner.holder.clone(),
-            note: Note::new(&self.note)?,
+        let mode = self.mode.checked()?;
+        let note = Note::new(&self.note)?;
+        self.check_spans()?;
+        let inner = &self.client.inner;
+        let claim = Claim {
+            key: ClaimKey { name, token: Token::random() },
+            mode,
+            holder: inner.holder.clone(),
+            note,
             ttl: ttl.get(),
             patience: ttl.patience(),
-            join,
-        })
+            join: deadline != Some(Moment::from_nanos(0)),
+        };
+        let terms = Terms {
+            ttl,
+            renew: self.renew,
+            renew_at_percent: inner.renew_at_percent,
+            hold_at_most: self.hold_at_most,
+            hold_at_least: self.hold_at_least,
+        };
+        let begun = inner.keeper.clock.now();
+        let acquiring = Acquiring { inner, claim: &claim, alone: self.alone, deadline, begun };
+        if self.reentrant {
+            acquiring.again(terms).await
+        } else if tracing::enabled!(tracing::Level::DEBUG) {
+            acquiring.traced(terms).await
+        } else {
+            acquiring.run(terms).await
+        }
     }
 
-    fn terms(&self) -> Result<Terms> {
+    fn check_spans(&self) -> Result<()> {
         for span in [self.hold_at_least, self.hold_at_most].into_iter().flatten() {
             if span.is_zero() || span > Ttl::MAX {
                 return Err(Error::Invalid(crate::error::Invalid::Setting {
@@ -208,46 +191,71 @@ impl Request {
                 }));
             }
         }
-        Ok(Terms {
-            ttl: Ttl::new(self.ttl)?,
-            renew: self.renew,
-            renew_at_percent: self.client.inner.renew_at_percent,
-            hold_at_most: self.hold_at_most,
-            hold_at_least: self.hold_at_least,
-        })
+        Ok(())
     }
 }
 
 /// One run of the loop.
+#[derive(Clone, Copy)]
 struct Acquiring<'a> {
     inner: &'a Arc<Inner>,
+    claim: &'a Claim,
     alone: bool,
     deadline: Option<Moment>,
     begun: Moment,
 }
 
 impl Acquiring<'_> {
-    /// The loop in a span of its own, if anybody looks at spans.
-    async fn traced(self, claim: &Claim, terms: Terms) -> Result<Option<Lease>> {
-        if !tracing::enabled!(tracing::Level::DEBUG) {
-            return self.run(claim, terms).await;
+    /// Enters a name that this client holds already, or runs the loop for it.
+    async fn again(&self, terms: Terms) -> Result<Option<Lease>> {
+        let keeper = &self.inner.keeper;
+        let entrance = self.inner.reentry.entrance(&self.claim.key.name);
+        let mut inside = tokio::select! {
+            biased;
+            inside = entrance.lock() => inside,
+            // Somebody of this client waits in line already, and this one's time is up.
+            () = keeper.clock.sleep_until(self.deadline.unwrap_or(Moment::NEVER)),
+                if self.deadline.is_some() =>
+            {
+                keeper.counters.contended();
+                return Ok(None);
+            }
+        };
+        let tenure = inside.upgrade();
+        let lease = tenure.and_then(|tenure| Lease::enter_again(self.inner, tenure));
+        if lease.is_some() {
+            return Ok(lease);
         }
-        let name = &claim.key.name;
-        let span = tracing::debug_span!("leasehold.acquire", %name, mode = ?claim.mode);
-        self.run(claim, terms).instrument(span).await
+        let lease = self.traced(terms).await?;
+        if let Some(lease) = &lease {
+            *inside = lease.downgrade();
+        }
+        Ok(lease)
     }
 
-    async fn run(self, claim: &Claim, terms: Terms) -> Result<Option<Lease>> {
+    /// The loop in a span of its own, for whoever looks at spans.
+    async fn traced(&self, terms: Terms) -> Result<Option<Lease>> {
+        let (name, mode) = (&self.claim.key.name, self.claim.mode);
+        let span = tracing::debug_span!("leasehold.acquire", %name, ?mode);
+        self.run(terms).instrument(span).await
+    }
+
+    async fn run(&self, terms: Terms) -> Result<Option<Lease>> {
+        let claim = self.claim;
         let keeper = &self.inner.keeper;
         let tenure = Arc::new(Tenure::new(claim.key.clone(), terms, self.begun));
         keeper.enter(&tenure)?;
         let mut stay = Stay { keeper, tenure, waiting: false, settled: false };
         let mut sent = self.begun;
         loop {
-            let standing = match self.ask(claim).await? {
-                Some(standing) => standing,
-                None if stay.waiting => return Ok(self.refused(claim, stay)),
-                None => return Err(self.silent()),
+            let standing = match self.deadline {
+                // Trying without waiting in line still waits for the answer.
+                Some(deadline) if claim.join => match self.ask_until(deadline).await? {
+                    Some(standing) => standing,
+                    None if stay.waiting => return Ok(self.refused(claim, stay)),
+                    None => return Err(self.silent()),
+                },
+                _ => keeper.engine.claim(claim).await?,
             };
             if keeper.is_closed() {
                 return Err(Error::Closed);
@@ -291,17 +299,13 @@ impl Acquiring<'_> {
         }
     }
 
-    /// One answer of the store; `None` if none came within the caller's time. Trying without
-    /// waiting in line still waits for an answer.
-    async fn ask(&self, claim: &Claim) -> Result<Option<Standing>> {
+    /// One answer of the store; `None` if none came within the caller's time.
+    async fn ask_until(&self, deadline: Moment) -> Result<Option<Standing>> {
         let keeper = &self.inner.keeper;
-        match self.deadline.filter(|_| claim.join) {
-            None => keeper.engine.claim(claim).await.map(Some),
-            Some(deadline) => tokio::select! {
-                biased;
-                standing = keeper.engine.claim(claim) => standing.map(Some),
-                () = keeper.clock.sleep_until(deadline) => Ok(None),
-            },
+        tokio::select! {
+            biased;
+            standing = keeper.engine.claim(self.claim) => standing.map(Some),
+            () = keeper.clock.sleep_until(deadline) => Ok(None),
         }
     }
 

@@ -156,7 +156,8 @@ impl fmt::Debug for Holder {
     }
 }
 
-/// Text that travels with a claim for others to read: up to 4 KiB.
+/// Text that travels with a claim for others to read: up to 4 KiB of UTF-8 without NUL, which
+/// some stores cannot keep.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Note(Option<Arc<str>>);
 
@@ -164,11 +165,14 @@ impl Note {
     /// The longest note in bytes: enough for an address and a reason, too little for a payload.
     pub const BYTES_MAX: usize = 4096;
 
-    /// Checks the length and makes a note. An empty text is no note.
+    /// Checks the rule and makes a note. An empty text is no note.
     pub fn new(text: impl AsRef<str>) -> Result<Self> {
         let text = text.as_ref();
         if text.len() > Self::BYTES_MAX {
             return Err(Error::Invalid(Invalid::NoteTooLong { bytes: text.len() }));
+        }
+        if text.contains('\0') {
+            return Err(Error::Invalid(Invalid::NoteHasNul));
         }
         Ok(Self((!text.is_empty()).then(|| Arc::from(text))))
     }
@@ -338,5 +342,6 @@ mod tests {
     fn a_note_may_have_4096_bytes_and_no_more() {
         assert!(Note::new("x".repeat(4096)).is_ok());
         assert!(Note::new("x".repeat(4097)).is_err());
+        assert!(matches!(Note::new("a\0"), Err(Error::Invalid(Invalid::NoteHasNul))));
     }
 }

@@ -116,6 +116,21 @@ pub struct Capabilities {
     pub tally: bool,
 }
 
+impl Capabilities {
+    /// Everything.
+    pub const ALL: Capabilities = Capabilities {
+        fifo: true,
+        shared: true,
+        permits: true,
+        ttl_per_claim: true,
+        detach: true,
+        across_processes: true,
+        watch: true,
+        evict: true,
+        tally: true,
+    };
+}
+
 /// Which lines to read.
 #[derive(Debug, Clone, Default)]
 pub struct Query {

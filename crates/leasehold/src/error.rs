@@ -159,6 +159,9 @@ pub enum Invalid {
         /// Its length.
         bytes: usize,
     },
+    /// A note with a NUL byte.
+    #[error("a note must not contain a NUL byte")]
+    NoteHasNul,
     /// A holder label of no bytes, too many bytes, or with control characters.
     #[error(
         "a holder label must have 1 to {} bytes and no control characters",

@@ -530,10 +530,12 @@ impl Keeper {
     fn mourn(&self, tenure: &Tenure, cause: &LostCause) {
         self.report_loss(tenure, cause);
         self.registry.leave(tenure);
-        let ttl = tenure.life().terms.ttl.get();
-        let parting = Parting { key: tenure.key.clone(), keep_until: None, ttl, give_up: None };
-        let parting = parting.given_up_from(self.clock.now());
-        self.desk().partings.push(parting);
+        if *cause == LostCause::Expired {
+            // In a moment the store finds that itself, and counts and tells it as what it is.
+            return;
+        }
+        let parting = Parting::of(tenure, &tenure.ended(Phase::Done));
+        self.desk().partings.push(parting.given_up_from(self.clock.now()));
     }
 
     fn report_loss(&self, tenure: &Tenure, cause: &LostCause) {

@@ -133,17 +133,7 @@ impl Memory {
             engine: "memory",
             store: address,
             store_id: Holder::fresh().id().0,
-            can: Capabilities {
-                fifo: true,
-                shared: true,
-                permits: true,
-                ttl_per_claim: true,
-                detach: true,
-                across_processes: false,
-                watch: true,
-                evict: true,
-                tally: true,
-            },
+            can: Capabilities { across_processes: false, ..Capabilities::ALL },
             can_fail: false,
         };
         let store = Store {

@@ -57,8 +57,8 @@ impl Mutex {
     /// # Cancel safety
     ///
     /// Dropping the future at any point takes the claim out of the line; a place in line is lost.
-    pub async fn lock(&self) -> Result<Lease> {
-        self.request.acquire().await
+    pub fn lock(&self) -> impl Future<Output = Result<Lease>> + Send + '_ {
+        self.request.acquire()
     }
 
     /// Takes the lock if it is free now; `None` if it is not.
@@ -66,8 +66,8 @@ impl Mutex {
     /// # Cancel safety
     ///
     /// As [`lock`](Self::lock).
-    pub async fn try_lock(&self) -> Result<Option<Lease>> {
-        self.request.try_acquire().await
+    pub fn try_lock(&self) -> impl Future<Output = Result<Option<Lease>>> + Send + '_ {
+        self.request.try_acquire()
     }
 
     /// Waits for the lock for at most `span`; `None` if it was not granted by then.
@@ -75,8 +75,11 @@ impl Mutex {
     /// # Cancel safety
     ///
     /// As [`lock`](Self::lock).
-    pub async fn lock_within(&self, span: Duration) -> Result<Option<Lease>> {
-        self.request.acquire_within(span).await
+    pub fn lock_within(
+        &self,
+        span: Duration,
+    ) -> impl Future<Output = Result<Option<Lease>>> + Send + '_ {
+        self.request.acquire_within(span)
     }
 
     /// Runs `work` while holding the lock, and stops it when the lease is lost; see

@@ -178,11 +178,9 @@ fn f137_processes_left_behind_are_reported_and_the_lock_is_free() {
 fn a_child_whose_parent_ignored_the_end_of_children_still_has_a_status() {
     let place = Place::new();
     let binary = crate::support::BINARY;
-    let mut shell = crate::support::bare(std::path::Path::new("python3"));
-    let script = format!(
-        "import signal, os; signal.signal(signal.SIGCHLD, signal.SIG_IGN); \
-         os.execv('{binary}', ['leasehold', 'run', 'x', '--', 'sh', '-c', 'exit 5'])"
-    );
-    shell.env("LEASEHOLD_URL", place.url()).args(["-c", &script]);
-    assert_eq!(Running::start(&mut shell).end().status, 5);
+    let mut parent = crate::support::bare(std::path::Path::new("perl"));
+    let script = "$SIG{CHLD} = 'IGNORE'; exec @ARGV or die $!";
+    parent.env("LEASEHOLD_URL", place.url());
+    parent.args(["-e", script, binary, "run", "x", "--", "sh", "-c", "exit 5"]);
+    assert_eq!(Running::start(&mut parent).end().status, 5);
 }

@@ -183,3 +183,64 @@ fn output_that_cannot_be_written_is_74() {
     let status = place.leasehold(&["check", &handle(&acquired)]).stdout(full).status();
     assert_eq!(status.expect("it runs").code(), Some(74));
 }
+
+#[test]
+fn f100_a_command_killed_at_any_moment_leaves_a_store_that_works() {
+    let place = Place::new();
+    let fence = || -> u64 {
+        let finished = place.expect(0, &["run", "x", "--", "printenv", "LEASEHOLD_FENCE"]);
+        finished.stdout.trim().parse().expect("a fence")
+    };
+    let mut last = fence();
+    for round in 0..60 {
+        let mut child = place.leasehold(&["run", "--ttl", "100ms", "x", "--", "true"]);
+        let mut child = child.spawn().expect("it starts");
+        // Spread over the whole life of the command: opening, taking, running, giving back.
+        std::thread::sleep(std::time::Duration::from_micros(round * 150));
+        child.kill().expect("a child can be killed until it is waited for");
+        child.wait().expect("it ends");
+        let next = fence();
+        assert!(next > last, "round {round}: {next} after {last}");
+        last = next;
+    }
+    let db = rusqlite::Connection::open(place.path("locks.db")).expect("a database");
+    let check: String =
+        db.query_row("PRAGMA integrity_check", [], |row| row.get(0)).expect("it can be checked");
+    assert_eq!(check, "ok");
+    let left: i64 =
+        db.query_row("SELECT count(*) FROM claims", [], |row| row.get(0)).expect("a number");
+    assert_eq!(left, 0);
+}
+
+#[test]
+fn f107_a_step_of_the_wall_clock_frees_nothing_and_loses_nothing() {
+    let place = Place::new();
+    let clock = leasehold_testkit::Clock::new().expect("a clock that can be moved");
+    let leasehold = |arguments: &[&str]| {
+        let mut command = place.leasehold(arguments);
+        command.envs(clock.environment());
+        command
+    };
+    let script = "echo held; read line; exit 7";
+    let hold = ["run", "--ttl", "500ms", "x", "--", "sh", "-c", script];
+    let mut holder = crate::support::Running::start(&mut leasehold(&hold));
+    assert_eq!(holder.line(), "held");
+    let hour = std::time::Duration::from_secs(3_600);
+    for step in ["ahead", "behind"] {
+        match step {
+            "ahead" => clock.set_ahead(hour),
+            _ => clock.set_behind(hour),
+        }
+        .expect("moved");
+        let date = finish(bare(Path::new("date")).arg("+%s").envs(clock.environment()));
+        let plain = finish(bare(Path::new("date")).arg("+%s"));
+        let seconds = |text: &str| text.trim().parse::<i64>().expect("seconds");
+        let moved = seconds(&date.stdout) - seconds(&plain.stdout);
+        assert!(moved.abs() > 3_500, "the clock really moved: {moved}");
+        // Three times the ttl: were the lease to end by wall time, somebody would get it.
+        let finished = finish(&mut leasehold(&["run", "-w", "1500ms", "x", "--", "true"]));
+        assert_eq!(finished.status, 75, "{step}: {finished:?}");
+    }
+    holder.write("done");
+    assert_eq!(holder.end().status, 7);
+}

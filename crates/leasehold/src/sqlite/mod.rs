@@ -157,17 +157,7 @@ fn info(place: &Place, store_id: u128) -> Info {
         engine: "sqlite",
         store: format!("sqlite:{}", place.path.display()),
         store_id,
-        can: Capabilities {
-            fifo: true,
-            shared: true,
-            permits: true,
-            ttl_per_claim: true,
-            detach: true,
-            across_processes: true,
-            watch: true,
-            evict: true,
-            tally: true,
-        },
+        can: Capabilities::ALL,
         can_fail: true,
     }
 }
