@@ -10,7 +10,7 @@ use std::time::Duration;
 use tracing::Instrument;
 
 use crate::claim::{Claim, ClaimKey, Mode, Note, Standing, Token, Ttl};
-use crate::client::{Client, Inner};
+use crate::client::Client;
 use crate::clock::Moment;
 use crate::engine::{Query, Wake};
 use crate::error::{Cycle, Error, Result};
@@ -172,7 +172,8 @@ impl Request {
             hold_at_least: self.hold_at_least,
         };
         let begun = inner.keeper.clock.now();
-        let acquiring = Acquiring { inner, claim: &claim, alone: self.alone, deadline, begun };
+        let client = &self.client;
+        let acquiring = Acquiring { client, claim: &claim, alone: self.alone, deadline, begun };
         if self.reentrant {
             acquiring.again(terms).await
         } else if tracing::enabled!(tracing::Level::DEBUG) {
@@ -198,7 +199,7 @@ impl Request {
 /// One run of the loop.
 #[derive(Clone, Copy)]
 struct Acquiring<'a> {
-    inner: &'a Arc<Inner>,
+    client: &'a Client,
     claim: &'a Claim,
     alone: bool,
     deadline: Option<Moment>,
@@ -208,8 +209,8 @@ struct Acquiring<'a> {
 impl Acquiring<'_> {
     /// Enters a name that this client holds already, or runs the loop for it.
     async fn again(&self, terms: Terms) -> Result<Option<Lease>> {
-        let keeper = &self.inner.keeper;
-        let entrance = self.inner.reentry.entrance(&self.claim.key.name);
+        let keeper = &self.client.inner.keeper;
+        let entrance = self.client.inner.reentry.entrance(&self.claim.key.name);
         let mut inside = tokio::select! {
             biased;
             inside = entrance.lock() => inside,
@@ -222,7 +223,7 @@ impl Acquiring<'_> {
             }
         };
         let tenure = inside.upgrade();
-        let lease = tenure.and_then(|tenure| Lease::enter_again(self.inner, tenure));
+        let lease = tenure.and_then(|tenure| Lease::enter_again(self.client, tenure));
         if lease.is_some() {
             return Ok(lease);
         }
@@ -242,7 +243,7 @@ impl Acquiring<'_> {
 
     async fn run(&self, terms: Terms) -> Result<Option<Lease>> {
         let claim = self.claim;
-        let keeper = &self.inner.keeper;
+        let keeper = &self.client.inner.keeper;
         let tenure = Arc::new(Tenure::new(claim.key.clone(), terms, self.begun));
         keeper.enter(&tenure)?;
         let mut stay = Stay { keeper, tenure, waiting: false, settled: false };
@@ -301,7 +302,7 @@ impl Acquiring<'_> {
 
     /// One answer of the store; `None` if none came within the caller's time.
     async fn ask_until(&self, deadline: Moment) -> Result<Option<Standing>> {
-        let keeper = &self.inner.keeper;
+        let keeper = &self.client.inner.keeper;
         tokio::select! {
             biased;
             standing = keeper.engine.claim(self.claim) => standing.map(Some),
@@ -310,7 +311,7 @@ impl Acquiring<'_> {
     }
 
     fn silent(&self) -> Error {
-        let keeper = &self.inner.keeper;
+        let keeper = &self.client.inner.keeper;
         let waited = keeper.clock.now().since(self.begun);
         let cause = format!("no answer within {waited:?}");
         Error::Unreachable { store: keeper.engine.info().store.clone(), cause }
@@ -324,13 +325,13 @@ impl Acquiring<'_> {
         (now, due): (Moment, Moment),
     ) -> Lease {
         stay.settled = true;
-        let keeper = &self.inner.keeper;
+        let keeper = &self.client.inner.keeper;
         keeper.expect_at(due);
         keeper.counters.acquired();
         let waited = now.since(self.begun);
         let (name, mode) = (&claim.key.name, claim.mode);
         keeper.observe(Measure::Granted { name, mode, waited });
-        Lease::new(self.inner, Arc::clone(&stay.tenure), fence)
+        Lease::new(self.client, Arc::clone(&stay.tenure), fence)
     }
 
     /// Waits until the claim holds or it is worth asking again; `None` when the caller's time is
@@ -341,7 +342,7 @@ impl Acquiring<'_> {
         key: &ClaimKey,
         retry_in: Duration,
     ) -> Result<Option<Wake>> {
-        let keeper = &self.inner.keeper;
+        let keeper = &self.client.inner.keeper;
         let now = keeper.clock.now();
         if self.deadline.is_some_and(|deadline| deadline <= now) {
             return Ok(None);
@@ -363,10 +364,10 @@ impl Acquiring<'_> {
     /// Waits for the bell. A bell that is out of order is as good as one that does not ring: the
     /// claim is in line, so the store is asked again after a while.
     async fn bell(&self, key: &ClaimKey) -> Result<Wake> {
-        match self.inner.keeper.engine.wait(key).await {
+        match self.client.inner.keeper.engine.wait(key).await {
             Err(error) if error.is_transient() => {
                 tracing::debug!(%error, "waiting for a bell failed");
-                let clock = &self.inner.keeper.clock;
+                let clock = &self.client.inner.keeper.clock;
                 clock.sleep_until(clock.now() + BELL_RETRY).await;
                 Ok(Wake::Ask)
             }
@@ -375,7 +376,7 @@ impl Acquiring<'_> {
     }
 
     fn refused(&self, claim: &Claim, stay: Stay<'_>) -> Option<Lease> {
-        let keeper = &self.inner.keeper;
+        let keeper = &self.client.inner.keeper;
         let waited = keeper.clock.now().since(self.begun);
         keeper.observe(Measure::Refused { name: &claim.key.name, waited });
         if claim.join {
@@ -390,8 +391,8 @@ impl Acquiring<'_> {
 
     async fn refuse_own_name(&self, claim: &Claim) -> Result<()> {
         let query = Query::name(claim.key.name.clone());
-        let page = self.inner.keeper.engine.inspect(&query).await?;
-        let own = self.inner.holder.id();
+        let page = self.client.inner.keeper.engine.inspect(&query).await?;
+        let own = self.client.inner.holder.id();
         let held = page.lines.iter().flat_map(|line| &line.held);
         match held.map(|held| &held.holder).find(|holder| holder.id() == own) {
             Some(holder) => Err(Error::Deadlock {

@@ -152,7 +152,7 @@ impl Eq for Holder {}
 
 impl fmt::Debug for Holder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Holder({:032x} {:?})", self.id.0, self.label)
+        write!(f, "Holder({:032x} {:?})", self.id.0, self.label())
     }
 }
 

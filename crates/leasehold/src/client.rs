@@ -19,6 +19,7 @@ use crate::engine::{
 use crate::error::{Config, Error, Invalid, Result};
 use crate::handle::Handle;
 use crate::keeper::Keeper;
+use crate::lane::{LANES, Lane, lane};
 use crate::layer::retry::RetryPolicy;
 use crate::lease::Lease;
 use crate::memory::Memory;
@@ -55,7 +56,12 @@ pub async fn connect(url: impl AsRef<str>) -> Result<Client> {
 #[derive(Debug, Clone)]
 pub struct Client {
     pub(crate) inner: Arc<Inner>,
+    anchors: Arc<[Anchor; LANES]>,
 }
+
+/// What a lease keeps its client alive by: one for each lane, so that the leases of different
+/// threads do not count on one cache line.
+pub(crate) type Anchor = Arc<Lane<Arc<Inner>>>;
 
 #[derive(Debug)]
 pub(crate) struct Inner {
@@ -152,7 +158,9 @@ impl ClientBuilder {
             reentry: Reentry::default(),
             poison: Poison::default(),
         };
-        Ok(Client { inner: Arc::new(inner) })
+        let inner = Arc::new(inner);
+        let anchors = std::array::from_fn(|_| Arc::new(Lane(Arc::clone(&inner))));
+        Ok(Client { inner, anchors: Arc::new(anchors) })
     }
 }
 
@@ -167,6 +175,10 @@ impl Client {
     /// Settings for a client other than the default ones.
     pub fn builder() -> ClientBuilder {
         ClientBuilder::default()
+    }
+
+    pub(crate) fn anchor(&self) -> Anchor {
+        Arc::clone(&self.anchors[lane()])
     }
 
     /// A lock that one holder at a time has.
@@ -303,7 +315,7 @@ impl Client {
                 };
                 keeper.counters.adopted();
                 keeper.expect_at(due);
-                Ok(Lease::new(&self.inner, tenure, fence))
+                Ok(Lease::new(self, tenure, fence))
             }
             Some(Standing::Out { by, .. }) => Err(Error::Stale { name, by }),
             _ => Err(Error::Stale { name, by: None }),

@@ -93,7 +93,7 @@ pub(crate) struct Parting {
 
 impl Parting {
     pub(crate) fn of(tenure: &Tenure, ended: &Ended) -> Self {
-        let keep_until = ended.keep_until.filter(|_| ended.phase == Phase::Held);
+        let keep_until = ended.keep_until.filter(|_| ended.is_kept());
         Self { key: tenure.key.clone(), keep_until, ttl: ended.ttl, give_up: None }
     }
 
@@ -187,8 +187,7 @@ impl Keeper {
     }
 
     fn take_out(self: &Arc<Self>, tenure: &Tenure, ended: Ended) {
-        let kept = ended.phase == Phase::Held && ended.keep_until.is_some();
-        let released = if kept { None } else { self.direct.release_now(&tenure.key) };
+        let released = if ended.is_kept() { None } else { self.direct.release_now(&tenure.key) };
         match released {
             Some(released) => self.count_end(tenure, &ended, &released),
             None => self.part_later(tenure, &ended),

@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use crate::claim::{Released, Ttl};
-use crate::client::Inner;
+use crate::client::{Anchor, Client, Inner};
 use crate::clock::Moment;
 use crate::error::{Error, LostCause, Result};
 use crate::handle::Handle;
@@ -25,7 +25,7 @@ use crate::tenure::{Ended, LeaseState, Tenure};
 #[derive(Debug)]
 #[must_use = "a lease that is dropped is given back at once"]
 pub struct Lease {
-    inner: Arc<Inner>,
+    anchor: Anchor,
     tenure: Arc<Tenure>,
     fence: u64,
     /// Whether this value still counts as an entry of its tenure.
@@ -33,13 +33,13 @@ pub struct Lease {
 }
 
 impl Lease {
-    pub(crate) fn new(inner: &Arc<Inner>, tenure: Arc<Tenure>, fence: u64) -> Self {
-        Self { inner: Arc::clone(inner), tenure, fence, entered: true }
+    pub(crate) fn new(client: &Client, tenure: Arc<Tenure>, fence: u64) -> Self {
+        Self { anchor: client.anchor(), tenure, fence, entered: true }
     }
 
     /// Another entry into a tenure that is still held; `None` if it is not.
-    pub(crate) fn enter_again(inner: &Arc<Inner>, tenure: Arc<Tenure>) -> Option<Self> {
-        if tenure.state(inner.keeper.clock.now()) == LeaseState::Lost {
+    pub(crate) fn enter_again(client: &Client, tenure: Arc<Tenure>) -> Option<Self> {
+        if tenure.state(client.inner.keeper.clock.now()) == LeaseState::Lost {
             return None;
         }
         let mut life = tenure.life();
@@ -49,7 +49,11 @@ impl Lease {
         life.entries += 1;
         let fence = life.fence;
         drop(life);
-        Some(Self::new(inner, tenure, fence))
+        Some(Self::new(client, tenure, fence))
+    }
+
+    fn inner(&self) -> &Inner {
+        &self.anchor.0
     }
 
     pub(crate) fn downgrade(&self) -> Weak<Tenure> {
@@ -68,7 +72,7 @@ impl Lease {
 
     /// How the lease stands at this instant, as far as its holder can know.
     pub fn state(&self) -> LeaseState {
-        self.tenure.state(self.inner.keeper.clock.now())
+        self.tenure.state(self.inner().keeper.clock.now())
     }
 
     /// Whether the lease is held at this instant; never after
@@ -85,7 +89,7 @@ impl Lease {
 
     /// How long until [`safe_until`](Self::safe_until); zero if the lease is lost.
     pub fn time_left(&self) -> Duration {
-        let now = self.inner.keeper.clock.now();
+        let now = self.inner().keeper.clock.now();
         match self.tenure.state(now) {
             LeaseState::Lost => Duration::ZERO,
             _ => self.tenure.life().deadline.since(now),
@@ -100,7 +104,7 @@ impl Lease {
     pub async fn lost(&self) -> LostCause {
         loop {
             let changed = self.tenure.changed.notified();
-            if let Some(cause) = self.tenure.lost(self.inner.keeper.clock.now()) {
+            if let Some(cause) = self.tenure.lost(self.inner().keeper.clock.now()) {
                 return cause;
             }
             changed.await;
@@ -114,7 +118,7 @@ impl Lease {
     /// The new time to live stays set; the renewal goes on in the background.
     pub async fn extend(&self, ttl: Duration) -> Result<()> {
         let ttl = Ttl::new(ttl)?;
-        let keeper = &self.inner.keeper;
+        let keeper = &self.inner().keeper;
         let now = keeper.clock.now();
         let awaited = self.tenure.renew_now(ttl, now);
         keeper.expect_at(now);
@@ -134,11 +138,11 @@ impl Lease {
     /// it owns the lease.
     pub fn handle(&self) -> Handle {
         Handle {
-            store_id: self.inner.keeper.engine.info().store_id,
+            store_id: self.inner().keeper.engine.info().store_id,
             key: self.tenure.key.clone(),
             fence: self.fence,
             ttl: self.tenure.life().terms.ttl,
-            holder: self.inner.holder.clone(),
+            holder: self.inner().holder.clone(),
         }
     }
 
@@ -155,8 +159,8 @@ impl Lease {
         }
         let handle = self.handle();
         if self.leave() {
-            self.inner.keeper.forget(&self.tenure);
-            self.inner.keeper.counters.detached();
+            self.inner().keeper.forget(&self.tenure);
+            self.inner().keeper.counters.detached();
         }
         Ok(handle)
     }
@@ -170,11 +174,17 @@ impl Lease {
         if !self.leave() {
             return Ok(Released::StillEntered);
         }
-        let keeper = Arc::clone(&self.inner.keeper);
+        let keeper = Arc::clone(&self.inner().keeper);
         let lost = self.tenure.lost(keeper.clock.now());
         let Some(ended) = keeper.end(&self.tenure) else {
             return Ok(self.what_became(lost).await);
         };
+        if !ended.is_kept()
+            && let Some(released) = keeper.direct.release_now(&self.tenure.key)
+        {
+            keeper.count_end(&self.tenure, &ended, &released);
+            return Ok(released);
+        }
         let parting = keeper::Parting::of(&self.tenure, &ended);
         let mut unfinished =
             Unfinished { keeper: &keeper, tenure: &self.tenure, ended: Some(ended) };
@@ -192,7 +202,7 @@ impl Lease {
             Some(LostCause::TakenBy(holder)) => Released::TakenBy(holder),
             Some(LostCause::Expired | LostCause::Removed) => {
                 let key = std::slice::from_ref(&self.tenure.key);
-                let answer = self.inner.keeper.direct.release(key).await;
+                let answer = self.inner().keeper.direct.release(key).await;
                 let answer = answer.ok().and_then(|answers| answers.into_iter().next());
                 match answer {
                     Some(Released::TakenBy(holder)) => Released::TakenBy(holder),
@@ -208,7 +218,7 @@ impl Lease {
     /// What the lock protects may then be half-done. The mark is the client's own: other
     /// processes do not see it. [`Client::clear_poison`](crate::Client::clear_poison) removes it.
     pub fn is_poisoned(&self) -> bool {
-        self.inner.poison.is_set(self.name())
+        self.inner().poison.is_set(self.name())
     }
 
     /// Takes back this value's entry; true if it was the last one.
@@ -228,10 +238,10 @@ impl Drop for Lease {
             return;
         }
         if std::thread::panicking() {
-            self.inner.poison.set(self.name());
+            self.inner().poison.set(self.name());
         }
         if self.leave() {
-            self.inner.keeper.abandon(&self.tenure);
+            self.inner().keeper.abandon(&self.tenure);
         }
     }
 }

@@ -34,6 +34,7 @@ pub mod engine;
 pub mod error;
 mod handle;
 mod keeper;
+mod lane;
 pub mod layer;
 mod lease;
 pub mod line;

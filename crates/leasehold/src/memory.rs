@@ -21,6 +21,7 @@ use crate::engine::{
     Query, Select, Totals, Wake,
 };
 use crate::error::{Error, Result};
+use crate::lane::Lane;
 use crate::line::{Entry, Line};
 use crate::name::Name;
 
@@ -59,7 +60,7 @@ struct Store {
     info: Info,
     clock: Arc<dyn Clock>,
     hasher: DefaultHashBuilder,
-    shards: Vec<Mutex<Shard>>,
+    shards: Vec<Lane<Mutex<Shard>>>,
     totals: Mutex<Counts>,
     events: broadcast::Sender<Event>,
     /// How many watch; the channel could tell, but only under its lock.
@@ -140,7 +141,7 @@ impl Memory {
             info,
             clock,
             hasher: DefaultHashBuilder::default(),
-            shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
+            shards: (0..SHARDS).map(|_| Lane::default()).collect(),
             totals: Mutex::default(),
             events: broadcast::channel(EVENTS_MAX).0,
             watchers: AtomicUsize::new(0),
@@ -210,7 +211,7 @@ impl Store {
 
     fn shard(&self, hash: u64) -> MutexGuard<'_, Shard> {
         // The table inside uses the lowest and the highest bits.
-        lock(&self.shards[(hash >> 24) as usize % SHARDS])
+        lock(&self.shards[(hash >> 24) as usize % SHARDS].0)
     }
 
     /// Removes what has expired, tells of it, and rings those who hold now.
@@ -318,7 +319,7 @@ impl Store {
     }
 
     fn names(&self) -> BTreeSet<Name> {
-        self.shards.iter().flat_map(|shard| lock(shard).lines.names()).collect()
+        self.shards.iter().flat_map(|shard| lock(&shard.0).lines.names()).collect()
     }
 
     fn view(&self, name: &Name, holder: Option<HolderId>) -> Option<LineView> {

@@ -10,6 +10,7 @@ use std::time::Duration;
 use crate::claim::Mode;
 use crate::engine::Counts;
 use crate::error::{Error, LostCause};
+use crate::lane::{LANES, Lane, lane};
 use crate::name::Name;
 
 /// Receives measurements. Called on the path of the measured thing: be quick, do not block.
@@ -99,8 +100,14 @@ pub struct Stats {
     pub waiting: u64,
 }
 
+/// What a client counts, spread over lanes: grants of different threads must not meet here.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
+    lanes: [Lane<Tallies>; LANES],
+}
+
+#[derive(Debug, Default)]
+struct Tallies {
     acquired: AtomicU64,
     released: AtomicU64,
     contended: AtomicU64,
@@ -108,61 +115,68 @@ pub(crate) struct Counters {
     lost: AtomicU64,
     detached: AtomicU64,
     adopted: AtomicU64,
-    waiting: AtomicU64,
+    wait_began: AtomicU64,
+    wait_ended: AtomicU64,
 }
 
 impl Counters {
     pub(crate) fn acquired(&self) {
-        self.acquired.fetch_add(1, Ordering::Relaxed);
+        self.add(|tallies| &tallies.acquired);
     }
 
     pub(crate) fn released(&self) {
-        self.released.fetch_add(1, Ordering::Relaxed);
+        self.add(|tallies| &tallies.released);
     }
 
     pub(crate) fn contended(&self) {
-        self.contended.fetch_add(1, Ordering::Relaxed);
+        self.add(|tallies| &tallies.contended);
     }
 
     pub(crate) fn lost(&self, cause: &LostCause) {
-        self.lost.fetch_add(1, Ordering::Relaxed);
+        self.add(|tallies| &tallies.lost);
         if matches!(cause, LostCause::Expired | LostCause::Unreachable) {
-            self.expired.fetch_add(1, Ordering::Relaxed);
+            self.add(|tallies| &tallies.expired);
         }
     }
 
     pub(crate) fn detached(&self) {
-        self.detached.fetch_add(1, Ordering::Relaxed);
+        self.add(|tallies| &tallies.detached);
     }
 
     /// A lease that another client counted as acquired.
     pub(crate) fn adopted(&self) {
-        self.adopted.fetch_add(1, Ordering::Relaxed);
+        self.add(|tallies| &tallies.adopted);
     }
 
     pub(crate) fn wait_began(&self) {
-        self.waiting.fetch_add(1, Ordering::Relaxed);
+        self.add(|tallies| &tallies.wait_began);
     }
 
     pub(crate) fn wait_ended(&self) {
-        self.waiting.fetch_sub(1, Ordering::Relaxed);
+        self.add(|tallies| &tallies.wait_ended);
+    }
+
+    fn add(&self, which: impl FnOnce(&Tallies) -> &AtomicU64) {
+        which(&self.lanes[lane()].0).fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn sum(&self, which: impl Fn(&Tallies) -> &AtomicU64) -> u64 {
+        self.lanes.iter().map(|lane| which(&lane.0).load(Ordering::Relaxed)).sum()
     }
 
     pub(crate) fn stats(&self) -> Stats {
-        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        // The ends are read before the beginnings, so that `active` never falls below zero.
-        let (released, lost) = (read(&self.released), read(&self.lost));
-        let detached = read(&self.detached);
-        let acquired = read(&self.acquired);
-        let adopted = read(&self.adopted);
+        // The ends are read before the beginnings, so that nothing falls below zero.
+        let (released, lost) = (self.sum(|of| &of.released), self.sum(|of| &of.lost));
+        let (detached, wait_ended) = (self.sum(|of| &of.detached), self.sum(|of| &of.wait_ended));
+        let (acquired, adopted) = (self.sum(|of| &of.acquired), self.sum(|of| &of.adopted));
         Stats {
             acquired,
             released,
-            contended: read(&self.contended),
-            expired: read(&self.expired),
+            contended: self.sum(|of| &of.contended),
+            expired: self.sum(|of| &of.expired),
             lost,
             active: (acquired + adopted).saturating_sub(released + lost + detached),
-            waiting: read(&self.waiting),
+            waiting: self.sum(|of| &of.wait_began).saturating_sub(wait_ended),
         }
     }
 

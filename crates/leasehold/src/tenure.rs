@@ -347,6 +347,13 @@ pub(crate) struct Ended {
     pub(crate) keep_until: Option<Moment>,
 }
 
+impl Ended {
+    /// Whether the claim stays in the store for a while although nobody works under it.
+    pub(crate) fn is_kept(&self) -> bool {
+        self.phase == Phase::Held && self.keep_until.is_some()
+    }
+}
+
 /// What an answer to a renewal means.
 #[derive(Debug)]
 pub(crate) enum Answered {

@@ -5,9 +5,29 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use leasehold::layer::chaos::{Trouble, Verb};
+use leasehold::memory::Memory;
 use leasehold::{Client, Error, LeaseState, LostCause, Name, Released};
 
 use crate::support::{LONG, is_free, on_every_store, soon, until, until_free, until_waiting};
+
+#[tokio::test]
+async fn f04_lease_is_lost_when_the_clock_jumps_past_its_end() {
+    let (memory, clock) = Memory::virtual_time();
+    let client = memory.client().expect("a client");
+    let ttl = Duration::from_secs(30);
+    let lease = client.mutex("suspended").ttl(ttl).lock().await.expect("a lease");
+    // A machine that sleeps runs nobody, and its boot clock goes on.
+    clock.advance(ttl - Duration::from_secs(1));
+    assert!(lease.is_held(), "it slept for less than the ttl");
+    clock.advance(ttl * 2);
+    // The first instruction after waking that asks, before any other thread could have run.
+    assert_eq!(lease.state(), LeaseState::Lost);
+    assert_eq!(lease.time_left(), Duration::ZERO);
+    soon("the loss", lease.lost()).await;
+    let other = memory.client().expect("a client");
+    let next = soon("a grant", other.mutex("suspended").lock()).await.expect("a lease");
+    assert!(next.fence() > lease.fence());
+}
 
 #[test]
 fn f05_lease_is_kept_while_work_blocks_every_executor_thread() {
