@@ -158,7 +158,7 @@ impl Request {
         let claim = Claim {
             key: ClaimKey { name, token: Token::random() },
             mode,
-            holder: inner.holder.clone(),
+            holder: self.client.anchor().0.holder.clone(),
             note,
             ttl: ttl.get(),
             patience: ttl.patience(),

@@ -131,6 +131,11 @@ impl Holder {
         Ok(Self { id, label: Arc::from(label) })
     }
 
+    /// The same holder with a label that shares no count with this one's.
+    pub(crate) fn apart(&self) -> Self {
+        Self { id: self.id, label: Arc::from(&*self.label) }
+    }
+
     /// The identity.
     pub fn id(&self) -> HolderId {
         self.id

@@ -59,9 +59,15 @@ pub struct Client {
     anchors: Arc<[Anchor; LANES]>,
 }
 
-/// What a lease keeps its client alive by: one for each lane, so that the leases of different
-/// threads do not count on one cache line.
-pub(crate) type Anchor = Arc<Lane<Arc<Inner>>>;
+/// What a lease keeps its client alive by, and whose name it is made in: one for each lane, so
+/// that the leases of different threads do not count on one cache line.
+pub(crate) type Anchor = Arc<Lane<Mooring>>;
+
+#[derive(Debug)]
+pub(crate) struct Mooring {
+    pub(crate) inner: Arc<Inner>,
+    pub(crate) holder: Holder,
+}
 
 #[derive(Debug)]
 pub(crate) struct Inner {
@@ -159,7 +165,10 @@ impl ClientBuilder {
             poison: Poison::default(),
         };
         let inner = Arc::new(inner);
-        let anchors = std::array::from_fn(|_| Arc::new(Lane(Arc::clone(&inner))));
+        let anchors = std::array::from_fn(|_| {
+            let holder = inner.holder.apart();
+            Arc::new(Lane(Mooring { inner: Arc::clone(&inner), holder }))
+        });
         Ok(Client { inner, anchors: Arc::new(anchors) })
     }
 }
@@ -177,8 +186,8 @@ impl Client {
         ClientBuilder::default()
     }
 
-    pub(crate) fn anchor(&self) -> Anchor {
-        Arc::clone(&self.anchors[lane()])
+    pub(crate) fn anchor(&self) -> &Anchor {
+        &self.anchors[lane()]
     }
 
     /// A lock that one holder at a time has.

@@ -34,7 +34,7 @@ pub struct Lease {
 
 impl Lease {
     pub(crate) fn new(client: &Client, tenure: Arc<Tenure>, fence: u64) -> Self {
-        Self { anchor: client.anchor(), tenure, fence, entered: true }
+        Self { anchor: Arc::clone(client.anchor()), tenure, fence, entered: true }
     }
 
     /// Another entry into a tenure that is still held; `None` if it is not.
@@ -53,7 +53,7 @@ impl Lease {
     }
 
     fn inner(&self) -> &Inner {
-        &self.anchor.0
+        &self.anchor.0.inner
     }
 
     pub(crate) fn downgrade(&self) -> Weak<Tenure> {

@@ -25,8 +25,8 @@ use crate::lane::Lane;
 use crate::line::{Entry, Line};
 use crate::name::Name;
 
-/// Enough that the threads of one machine rarely meet on different names.
-const SHARDS: usize = 64;
+/// Enough that the threads of one machine rarely meet on different names; 32 KiB a store.
+const SHARDS: usize = 256;
 
 /// Events a slow watcher may fall behind by before it misses some.
 const EVENTS_MAX: usize = 1_024;

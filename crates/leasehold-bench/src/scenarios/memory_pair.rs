@@ -93,6 +93,10 @@ fn round(
     let (pair, together) = (&pair, &Barrier::new(threads));
     let work = |thread: usize| -> Result<(Vec<u64>, u64)> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        // Left alone, the scheduler keeps two fresh threads on one core for longer than a round.
+        let mut core = rustix::thread::CpuSet::new();
+        core.set(thread);
+        rustix::thread::sched_setaffinity(None, &core)?;
         together.wait();
         let begun = now();
         let means = runtime?.block_on(async {
