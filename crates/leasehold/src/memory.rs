@@ -539,3 +539,21 @@ impl Engine for Memory {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_watcher_that_is_too_slow_is_told_how_many_events_it_missed() {
+        let memory = Memory::new();
+        let client = memory.client().expect("a client");
+        let mut events = memory.watch(&Query::all());
+        for _ in 0..600 {
+            drop(client.mutex("n").lock().await.expect("granted"));
+        }
+        let kinds: Vec<EventKind> =
+            events.by_ref().take(3).map(|event| event.expect("an event").kind).collect().await;
+        assert_eq!(kinds, [EventKind::Missed(176), EventKind::Granted, EventKind::Released]);
+    }
+}

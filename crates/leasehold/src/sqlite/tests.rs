@@ -318,3 +318,21 @@ fn url_options_are_read_and_bad_ones_are_named() {
     }
     assert!(matches!(Sqlite::open_url(""), Err(Error::Config(Config::Url { .. }))));
 }
+
+#[tokio::test]
+async fn a_watcher_that_is_too_slow_is_told_how_many_events_it_missed() {
+    use crate::engine::EventKind;
+    use futures_util::StreamExt;
+
+    let lab = Lab::new();
+    let engine = lab.open();
+    let mut events = engine.watch(&Query::all());
+    for _ in 0..600 {
+        let claim = claim("n");
+        fence(&engine, &claim).await;
+        engine.release(&[claim.key]).await.expect("released");
+    }
+    let kinds: Vec<EventKind> =
+        events.by_ref().take(3).map(|event| event.expect("an event").kind).collect().await;
+    assert_eq!(kinds, [EventKind::Missed(176), EventKind::Granted, EventKind::Released]);
+}
