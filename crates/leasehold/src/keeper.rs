@@ -207,7 +207,7 @@ impl Keeper {
     /// counts as given back.
     pub(crate) fn part_later(self: &Arc<Self>, tenure: &Tenure, ended: &Ended) {
         self.count_end(tenure, ended, &Released::Released);
-        self.post(vec![Parting::of(tenure, ended)]);
+        self.post(Parting::of(tenure, ended));
     }
 
     /// Counts and reports how a lease ended.
@@ -230,11 +230,10 @@ impl Keeper {
         }
     }
 
-    /// Leaves partings for the keeper.
-    pub(crate) fn post(self: &Arc<Self>, partings: Vec<Parting>) {
+    fn post(self: &Arc<Self>, parting: Parting) {
         let now = self.clock.now();
         let mut desk = self.desk();
-        desk.partings.extend(partings.into_iter().map(|parting| parting.given_up_from(now)));
+        desk.partings.push(parting.given_up_from(now));
         desk.next_parting = None;
         drop(desk);
         self.start();

@@ -5,6 +5,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use futures_util::stream::{self, BoxStream, StreamExt};
@@ -26,10 +27,13 @@ struct Feed {
     last: i64,
     ready: VecDeque<Event>,
     failed: Option<Error>,
+    over: bool,
 }
 
 pub(super) fn watch(inner: Arc<Inner>, query: Query) -> BoxStream<'static, Result<Event>> {
-    let mut feed = Feed { last: 0, ready: VecDeque::new(), failed: None, inner, query };
+    inner.feeds.fetch_add(1, Ordering::AcqRel);
+    let (ready, failed) = (VecDeque::new(), None);
+    let mut feed = Feed { last: 0, ready, failed, over: false, inner, query };
     if let Err(error) = feed.enter() {
         feed.failed = Some(error);
     }
@@ -60,32 +64,36 @@ impl Feed {
         Ok(())
     }
 
+    /// The next event; after an error that will not go away, the end.
     async fn next(&mut self) -> Option<Result<Event>> {
-        if let Some(error) = self.failed.take() {
-            self.query.limit = usize::MAX;
-            return Some(Err(error));
+        if self.over {
+            return None;
         }
+        let next = match self.failed.take() {
+            Some(error) => Err(error),
+            None => self.next_event().await,
+        };
+        self.over = next.as_ref().is_err_and(|error| !error.is_transient());
+        Some(next)
+    }
+
+    async fn next_event(&mut self) -> Result<Event> {
         let inner = Arc::clone(&self.inner);
         loop {
             if let Some(event) = self.ready.pop_front() {
-                return Some(Ok(event));
+                return Ok(event);
             }
             let bell = inner.bells.events().notified();
             tokio::pin!(bell);
             // From here on no bell is missed, also one that rings before the first await.
             bell.as_mut().enable();
-            match self.read().await {
-                Err(error) => return Some(Err(error)),
-                Ok(()) if !self.ready.is_empty() => continue,
-                Ok(()) => {}
+            self.read().await?;
+            if !self.ready.is_empty() {
+                continue;
             }
             tokio::select! {
                 () = bell => {}
-                () = tokio::time::sleep(PROLONG_EVERY) => {
-                    if let Err(error) = self.prolong().await {
-                        return Some(Err(error));
-                    }
-                }
+                () = tokio::time::sleep(PROLONG_EVERY) => self.prolong().await?,
             }
         }
     }
@@ -126,6 +134,10 @@ impl Feed {
 
 impl Drop for Feed {
     fn drop(&mut self) {
+        if self.inner.feeds.fetch_sub(1, Ordering::AcqRel) > 1 {
+            // Another one of this client still reads under the same mailbox.
+            return;
+        }
         // At worst the others go on writing events down until the time limit.
         let db = self.inner.front();
         let _at_worst = file::transact(&db, |db| store::unwatch(db, self.inner.bells.mailbox()));

@@ -18,6 +18,7 @@ mod tests;
 mod verbs;
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -83,6 +84,8 @@ struct Inner {
     /// For renewals, so that they never queue behind callers; opened when first needed.
     back: Mutex<Option<Connection>>,
     bells: Bells,
+    /// How many of this client's watchers read events.
+    feeds: AtomicUsize,
 }
 
 impl Sqlite {
@@ -108,6 +111,7 @@ impl Sqlite {
             boot_id,
             front: Mutex::new(front),
             back: Mutex::new(None),
+            feeds: AtomicUsize::new(0),
             place,
         };
         Ok(Self { inner: Arc::new(inner) })

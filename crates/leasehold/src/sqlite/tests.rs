@@ -336,3 +336,31 @@ async fn a_watcher_that_is_too_slow_is_told_how_many_events_it_missed() {
         events.by_ref().take(3).map(|event| event.expect("an event").kind).collect().await;
     assert_eq!(kinds, [EventKind::Missed(176), EventKind::Granted, EventKind::Released]);
 }
+
+#[tokio::test]
+async fn a_watcher_that_leaves_takes_no_other_of_its_client_along() {
+    use crate::engine::EventKind;
+    use futures_util::StreamExt;
+
+    let lab = Lab::new();
+    let engine = lab.open();
+    let leaving = engine.watch(&Query::all());
+    let mut staying = engine.watch(&Query::all());
+    drop(leaving);
+    fence(&lab.open(), &claim("n")).await;
+    let event = tokio::time::timeout(Duration::from_secs(20), staying.next()).await;
+    let event = event.expect("in time").expect("not over").expect("an event");
+    assert_eq!(event.kind, EventKind::Granted);
+}
+
+#[tokio::test]
+async fn a_watch_ends_after_an_error_that_will_not_go_away() {
+    use futures_util::StreamExt;
+
+    let lab = Lab::new();
+    let engine = lab.open();
+    let mut events = engine.watch(&Query::all());
+    std::fs::remove_file(lab.path()).expect("removed");
+    assert!(matches!(events.next().await, Some(Err(Error::Replaced { .. }))));
+    assert!(events.next().await.is_none());
+}
