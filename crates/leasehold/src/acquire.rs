@@ -227,7 +227,9 @@ impl Acquiring<'_> {
         if lease.is_some() {
             return Ok(lease);
         }
-        let lease = self.traced(terms).await?;
+        // The time spent at the entrance is not the store's: its answer is counted from now on.
+        let begun = keeper.clock.now();
+        let lease = Acquiring { begun, ..*self }.traced(terms).await?;
         if let Some(lease) = &lease {
             *inside = lease.downgrade();
         }

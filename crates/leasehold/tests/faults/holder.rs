@@ -181,3 +181,26 @@ fn f16_same_label_is_not_the_same_holder() {
         assert!(next.fence() > fence);
     });
 }
+
+#[tokio::test]
+async fn lease_after_a_long_wait_behind_its_own_client_is_fresh() {
+    let (memory, clock) = Memory::virtual_time();
+    let (one, two) = (memory.client().expect("a client"), memory.client().expect("a client"));
+    let hours = Duration::from_secs(10 * 3_600);
+    let held = one.mutex("entrance").ttl(hours).lock().await.expect("a lease");
+    let mutex = two.mutex("entrance").reentrant();
+    let enter = || {
+        let mutex = mutex.clone();
+        tokio::spawn(async move { mutex.lock().await })
+    };
+    let in_line = enter();
+    until_waiting(&one, "entrance", 1).await;
+    let behind = enter();
+    // It has asked for the entrance once it was polled, which the next yields see to.
+    tokio::task::yield_now().await;
+    clock.advance(hours / 10);
+    in_line.abort();
+    drop(held);
+    let lease = soon("a grant", behind).await.expect("no panic").expect("a lease");
+    assert_eq!(lease.state(), LeaseState::Held);
+}
