@@ -2,10 +2,13 @@
 //!
 //! How a bell gets from one process to another is the engine's business.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Notify;
 
+use crate::claim::Token;
 use crate::engine::Wake;
 
 /// Rung by whoever made the claim hold, heard by whoever waits for it. Rings before the first
@@ -18,7 +21,7 @@ pub(crate) struct Bell {
 }
 
 impl Bell {
-    /// Says that the claim holds with this fence.
+    /// Says that the claim holds with this fence; 0 that it is worth asking.
     pub(crate) fn ring(&self, fence: u64) {
         self.fence.store(fence, Ordering::Release);
         self.rung.notify_one();
@@ -31,5 +34,47 @@ impl Bell {
             0 => Wake::Ask,
             fence => Wake::Holds { fence },
         }
+    }
+}
+
+/// The bells of a client's waiting claims.
+#[derive(Debug, Default)]
+pub(crate) struct Belfry {
+    waiting: Mutex<HashMap<Token, Arc<Bell>>>,
+    /// How many there are, to be asked without the lock.
+    count: AtomicUsize,
+}
+
+impl Belfry {
+    /// Hangs up a claim's bell. To be called before others can see the claim.
+    pub(crate) fn expect(&self, token: Token) {
+        let mut waiting = self.waiting();
+        waiting.entry(token).or_default();
+        self.count.store(waiting.len(), Ordering::Release);
+    }
+
+    /// A claim does not wait any more.
+    pub(crate) fn forget(&self, token: &Token) {
+        if self.count.load(Ordering::Acquire) > 0 {
+            let mut waiting = self.waiting();
+            waiting.remove(token);
+            self.count.store(waiting.len(), Ordering::Release);
+        }
+    }
+
+    /// The bell of a claim, if it is expected.
+    pub(crate) fn bell(&self, token: &Token) -> Option<Arc<Bell>> {
+        self.waiting().get(token).cloned()
+    }
+
+    /// Rings a claim's bell if it waits here.
+    pub(crate) fn ring(&self, token: &Token, fence: u64) {
+        if let Some(bell) = self.waiting().get(token) {
+            bell.ring(fence);
+        }
+    }
+
+    fn waiting(&self) -> MutexGuard<'_, HashMap<Token, Arc<Bell>>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -135,7 +135,7 @@ impl ClientBuilder {
 
     /// Connects to the store at `url`.
     pub async fn connect(self, url: impl AsRef<str>) -> Result<Client> {
-        let engine = scheme::open(url.as_ref())?;
+        let engine = scheme::open(url.as_ref()).await?;
         self.build(engine)
     }
 

@@ -16,7 +16,7 @@ pub(crate) fn known() -> Vec<&'static str> {
 }
 
 /// Opens the store at `url`.
-pub(crate) fn open(url: &str) -> Result<Arc<dyn Engine>> {
+pub(crate) async fn open(url: &str) -> Result<Arc<dyn Engine>> {
     let Some((scheme, rest)) = url.split_once(':') else {
         // The text itself stays out of the message: it may be a password in the wrong place.
         let reason = "it has no scheme".to_owned();

@@ -5,17 +5,15 @@
 //! because a bell must wake one process, not all of them. A thread of its own reads the pipe, so
 //! that waiting needs no particular runtime; it exists only in clients that wait or watch.
 
-use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::fs::{Mode, OFlags};
 use tokio::sync::Notify;
 
-use crate::bell::Bell;
+use crate::bell::{Belfry, Bell};
 use crate::claim::Token;
 
 /// What goes through a pipe: a claim's token and fence, or one of two signals. Far below the size
@@ -48,8 +46,7 @@ struct Shared {
     /// The permissions of the database: whoever may use it may ring.
     mode: u32,
     mailbox: i64,
-    waiting: Mutex<HashMap<Token, Arc<Bell>>>,
-    count: AtomicUsize,
+    waiting: Belfry,
     events: Notify,
 }
 
@@ -61,8 +58,7 @@ impl Bells {
             folder: folder.into(),
             mode,
             mailbox: rand::random_range(1..i64::MAX),
-            waiting: Mutex::default(),
-            count: AtomicUsize::new(0),
+            waiting: Belfry::default(),
             events: Notify::new(),
         };
         Self { shared: Arc::new(shared), open: Mutex::new(false) }
@@ -76,24 +72,18 @@ impl Bells {
     /// Gets ready to hear the bell of a claim. To be called before others can see the claim.
     pub(super) fn expect(&self, token: Token) -> io::Result<()> {
         self.open()?;
-        let mut waiting = self.shared.waiting();
-        waiting.entry(token).or_default();
-        self.shared.count.store(waiting.len(), Ordering::Release);
+        self.shared.waiting.expect(token);
         Ok(())
     }
 
     /// A claim does not wait any more.
     pub(super) fn forget(&self, token: &Token) {
-        if self.shared.count.load(Ordering::Acquire) > 0 {
-            let mut waiting = self.shared.waiting();
-            waiting.remove(token);
-            self.shared.count.store(waiting.len(), Ordering::Release);
-        }
+        self.shared.waiting.forget(token);
     }
 
     /// The bell of a claim, if it is expected.
     pub(super) fn bell(&self, token: &Token) -> Option<Arc<Bell>> {
-        self.shared.waiting().get(token).cloned()
+        self.shared.waiting.bell(token)
     }
 
     /// Rings a claim's bell, in this process or another.
@@ -169,10 +159,6 @@ impl Drop for Bells {
 }
 
 impl Shared {
-    fn waiting(&self) -> MutexGuard<'_, HashMap<Token, Arc<Bell>>> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn pipe(&self, mailbox: i64) -> PathBuf {
         self.folder.join(format!("{mailbox:016x}"))
     }
@@ -185,9 +171,7 @@ impl Shared {
         let (mut token, mut fence) = ([0; 16], [0; 8]);
         token.copy_from_slice(&message[..16]);
         fence.copy_from_slice(&message[16..]);
-        if let Some(bell) = self.waiting().get(&Token::from_bytes(token)) {
-            bell.ring(u64::from_be_bytes(fence));
-        }
+        self.waiting.ring(&Token::from_bytes(token), u64::from_be_bytes(fence));
     }
 
     /// Makes the pipe. It gets its name only when somebody reads it, so that a pipe without a
