@@ -13,7 +13,7 @@ use leasehold::claim::{
     Claim, ClaimKey, Holder, HolderId, Mode, Note, Released, Renewal, Standing, Token,
 };
 use leasehold::clock::{Clock, VirtualClock};
-use leasehold::engine::{Counts, Engine, Eviction, LineView, Query};
+use leasehold::engine::{Engine, Eviction, LineView, Query};
 use leasehold::line::{Line, Refusal};
 use leasehold::memory::Memory;
 use leasehold::{Error, Name};
@@ -200,7 +200,7 @@ impl Run {
             self.step(step).await?;
             self.compare_views().await?;
         }
-        let sums = self.engine.tally(&Counts::default()).await.expect("an answer");
+        let sums = self.engine.totals().await.expect("an answer");
         prop_assert_eq!(sums.counts.expired, self.reference.expired, "expiries counted");
         Ok(())
     }
