@@ -25,6 +25,8 @@
 #![warn(missing_docs, missing_debug_implementations, unreachable_pub)]
 
 mod acquire;
+#[cfg(feature = "redis")]
+mod address;
 mod bell;
 pub mod blocking;
 pub mod claim;
@@ -42,6 +44,8 @@ pub mod memory;
 mod mutex;
 mod name;
 pub mod observe;
+#[cfg(feature = "redis")]
+pub mod redis;
 mod registry;
 mod scheme;
 #[cfg(feature = "sqlite")]
