@@ -36,6 +36,14 @@ pub(super) struct Layout {
 #[derive(Debug, Clone)]
 pub(super) struct Keys(pub(super) [String; 5]);
 
+impl Keys {
+    /// The lock key as events carry it: its length first, because it may hold anything.
+    pub(super) fn for_events(&self) -> String {
+        let lock = &self.0[0];
+        format!("{}\n{lock}", lock.len())
+    }
+}
+
 impl Layout {
     pub(super) fn new(prefix: String, cluster: bool, database: i64) -> Self {
         let events = format!("{OURS}events:{database}:{prefix}");
@@ -73,14 +81,13 @@ impl Layout {
     }
 
     /// The name whose line is at this key.
-    pub(super) fn name(&self, line: &[u8]) -> Option<Name> {
-        let line = std::str::from_utf8(line).ok()?;
-        let (_, lock) = line.split_once(":line:")?;
-        Name::new(lock.strip_prefix(&self.prefix)?).ok()
+    pub(super) fn name_of_line(&self, line: &[u8]) -> Option<Name> {
+        let (_, lock) = std::str::from_utf8(line).ok()?.split_once(":line:")?;
+        self.name(lock)
     }
 
     /// The name of a lock key.
-    pub(super) fn name_of_lock(&self, lock: &str) -> Option<Name> {
+    pub(super) fn name(&self, lock: &str) -> Option<Name> {
         Name::new(lock.strip_prefix(&self.prefix)?).ok()
     }
 }
@@ -163,7 +170,7 @@ mod tests {
             let layout = Layout::new("lock:".into(), cluster, 0);
             let name = Name::new("a:line:{b}").expect("a name");
             let Keys([_, line, ..]) = layout.keys(&name).expect("keys");
-            assert_eq!(layout.name(line.as_bytes()), Some(name));
+            assert_eq!(layout.name_of_line(line.as_bytes()), Some(name));
         }
     }
 

@@ -27,7 +27,7 @@ use async_trait::async_trait;
 use futures_util::stream::BoxStream;
 use redis::{FromRedisValue, Pipeline, Value};
 
-use crate::claim::{Claim, ClaimKey, Holder, Released, Renewal, Standing};
+use crate::claim::{Claim, ClaimKey, Holder, Mode, Released, Renewal, Standing};
 use crate::engine::{
     Capabilities, Counts, Engine, Event, Eviction, Finding, Info, Page, Query, Totals, Wake,
 };
@@ -81,6 +81,13 @@ fn millis(span: Duration) -> u64 {
     u64::try_from(span.as_micros().div_ceil(1_000)).unwrap_or(u64::MAX)
 }
 
+/// A ttl, and how long the companions are kept: a while longer, to tell who it was that expired.
+fn spans(ttl: Duration) -> [String; 2] {
+    const GRACE_MS: u64 = 600_000;
+    let ttl = millis(ttl);
+    [ttl.to_string(), (ttl + GRACE_MS).to_string()]
+}
+
 impl Inner {
     /// What an answer says, or the error for one that says nothing.
     fn understood<T>(&self, answer: std::result::Result<T, Odd>) -> Result<T> {
@@ -101,26 +108,28 @@ impl Inner {
     async fn ask(&self, claim: &Claim) -> Result<Standing> {
         let keys = self.layout.keys(&claim.key.name)?;
         let mailbox = if claim.join { self.links.mailbox().await? } else { "".into() };
-        let (id, label) = (claim.holder.id().0, claim.holder.label());
-        let text = format!("{id:032x}\n{mailbox}\n{label}\n{}", claim.note.as_str());
-        let who = format!("{id:032x}\n{label}");
+        let Claim { mode, holder, note, .. } = claim;
+        let (units, label, note) = (mode.units(), holder.label(), note.as_str());
+        let text = format!("{units}\n{:032x}\n{mailbox}\n{label}\n{note}", holder.id().0);
+        let shortest = if *mode == Mode::Exclusive { 'x' } else { '-' };
+        let (capacity, patience) = (mode.capacity(), millis(claim.patience));
+        let join = if claim.join { " join" } else { "" };
+        let [ttl, kept] = spans(claim.ttl);
         let arguments = vec![
             self.layout.events.clone(),
+            keys.for_events(),
             to_hex(&claim.key.token),
-            claim.mode.units().to_string(),
-            claim.mode.capacity().to_string(),
-            millis(claim.ttl).to_string(),
-            millis(claim.patience).to_string(),
-            if claim.join { "join".into() } else { String::new() },
+            ttl,
+            kept,
             text,
-            who,
+            format!("{shortest} {units} {capacity} {patience}{join}"),
         ];
         let call = Call::new(&scripts::CLAIM, keys, arguments);
         let answer = match self.wait_for {
             None => self.links.call(&call).await?,
             Some(wait_for) => self.ask_and_wait(&call, wait_for, &claim.key).await?,
         };
-        let (answer, expired) = self.understood(answer::standing(answer))?;
+        let (answer, expired) = self.understood(answer::standing(answer, claim.ttl))?;
         self.note_expired(expired);
         match answer {
             Answer::Stands(standing) => Ok(standing),
@@ -148,7 +157,7 @@ impl Inner {
             let reached = reached.and_then(|value| Ok(u64::from_redis_value(value)?));
             let reached = reached.map_err(|error| self.links.translate(&error))?;
             let held = matches!(
-                answer::standing(answer.clone()),
+                answer::standing(answer.clone(), Duration::ZERO),
                 Ok((Answer::Stands(Standing::Held { .. }), _))
             );
             if held && reached < wait_for.replicas {
@@ -168,8 +177,8 @@ impl Inner {
     async fn let_go(&self, keys: &[ClaimKey]) -> Result<Vec<Released>> {
         let mut calls = Vec::with_capacity(keys.len());
         for key in keys {
-            let arguments = vec![self.layout.events.clone(), to_hex(&key.token)];
             let keys = self.layout.keys(&key.name)?;
+            let arguments = vec![self.layout.events.clone(), keys.for_events(), to_hex(&key.token)];
             calls.push(Call::new(&scripts::RELEASE, keys, arguments));
         }
         let mut released = Vec::with_capacity(keys.len());
@@ -234,18 +243,21 @@ impl Engine for Redis {
         let inner = &*self.inner;
         let mut calls = Vec::with_capacity(renewals.len());
         for Renewal { key, ttl, patience } in renewals {
+            let keys = inner.layout.keys(&key.name)?;
+            let [ttl, kept] = spans(*ttl);
             let arguments = vec![
                 inner.layout.events.clone(),
+                keys.for_events(),
                 to_hex(&key.token),
-                millis(*ttl).to_string(),
+                ttl,
+                kept,
                 millis(*patience).to_string(),
             ];
-            let keys = inner.layout.keys(&key.name)?;
             calls.push(Call::new(&scripts::RENEW, keys, arguments));
         }
         let mut standings = Vec::with_capacity(renewals.len());
-        for answer in inner.links.call_all(&calls).await? {
-            let (answer, expired) = inner.understood(answer::standing(answer))?;
+        for (answer, renewal) in inner.links.call_all(&calls).await?.into_iter().zip(renewals) {
+            let (answer, expired) = inner.understood(answer::standing(answer, renewal.ttl))?;
             inner.note_expired(expired);
             standings.push(match answer {
                 Answer::Stands(standing) => standing,
@@ -278,7 +290,7 @@ impl Engine for Redis {
     async fn evict(&self, order: &Eviction) -> Result<Vec<Holder>> {
         let inner = &*self.inner;
         let keys = inner.layout.keys(&order.name)?;
-        let arguments = vec![inner.layout.events.clone(), order.reason.clone()];
+        let arguments = vec![inner.layout.events.clone(), keys.for_events(), order.reason.clone()];
         let answer = inner.links.call(&Call::new(&scripts::EVICT, keys, arguments)).await?;
         let (evicted, expired) = inner.understood(answer::evicted(answer))?;
         inner.note_expired(expired);

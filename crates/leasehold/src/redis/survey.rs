@@ -77,7 +77,7 @@ async fn names(
     let pattern = inner.layout.pattern(&query.select);
     let mut names = BTreeSet::new();
     let mut keep = |keys: Vec<Vec<u8>>| {
-        for name in keys.iter().filter_map(|key| inner.layout.name(key)).filter(wanted) {
+        for name in keys.iter().filter_map(|key| inner.layout.name_of_line(key)).filter(wanted) {
             names.insert(name);
             if names.len() > count {
                 names.pop_last();

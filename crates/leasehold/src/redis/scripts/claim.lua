@@ -1,19 +1,23 @@
 -- Joins the line, asks how a claim stands, or confirms that it holds.
 --
 -- KEYS  1 lock  2 line  3 order  4 expiry  5 fence
--- ARGV  1 the channel of events  2 token  3 units  4 capacity  5 ttl in ms  6 patience in ms
---       7 `join` to stand in line when it cannot hold at once, else empty
---       8 the claim's text behind its number and units: holder id, mailbox, label, note
---       9 holder id, newline, label, for the event
--- Answers `held`, fence, ms left, expired; `queued`, ahead, retry in ms, expired; `out`, ahead,
--- retry in ms, expired, holder id, label; `mismatch`, capacity, 0, expired; `full`.
+-- ARGV  1 the channel of events  2 the lock key's length, newline, lock key
+--       3 token  4 ttl in ms  5 the same and a while longer, for the companions
+--       6 the claim's text behind its number and the instant
+--       7 `x` for an exclusive claim, else `-`; units, capacity, patience in ms, and `join` to
+--         stand in line when it cannot hold at once, each with a space before
+-- Answers the fence of a claim that holds at once for its whole ttl. Otherwise `held`, fence, ms
+-- left, expired; `queued`, ahead, retry in ms, expired; `out`, ahead, retry in ms, expired,
+-- holder id, label; `mismatch`, capacity, 0, expired; `full`.
+--
+-- Arguments are used as the texts they are: turning numbers into text is what costs most here.
 
 local time = redis.call('TIME')
+local us = time[1] .. string.sub('00000' .. time[2], -6)
 
 -- The next number: the server's clock in microseconds, or one more than the last, whichever is
 -- greater. As text, because numbers here are exact only up to 2^53.
 local function number()
-  local us = string.format('%.0f', time[1] * 1000000 + time[2])
   local last = redis.call('SET', KEYS[5], us, 'GET')
   if last and (#last > #us or #last == #us and last >= us) then
     redis.call('SET', KEYS[5], last)
@@ -23,35 +27,29 @@ local function number()
   return us
 end
 
-local function text(fence)
-  local joined = string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000))
-  return fence .. '\n' .. ARGV[3] .. '\n' .. joined .. '\n' .. ARGV[8]
-end
-
 -- The shortest way: an exclusive claim on a name that nobody uses.
-if ARGV[3] == '4294967295' then
-  local ttl = tonumber(ARGV[5])
-  if redis.call('SET', KEYS[1], ARGV[2], 'NX', 'PX', ttl) then
-    local fence = number()
-    if redis.call('SET', KEYS[2], ARGV[2] .. '\n' .. text(fence), 'NX', 'PX', ttl + 600000) then
-      redis.call('PUBLISH', ARGV[1], 'granted\n' .. fence .. '\n' .. ARGV[9] .. '\n'
-        .. #KEYS[1] .. '\n' .. KEYS[1])
-      return { 'held', fence, ttl, 0 }
-    end
-    -- Others are in line although nobody holds at this moment.
-    redis.call('DEL', KEYS[1])
+if string.byte(ARGV[7]) == 120 and redis.call('SET', KEYS[1], ARGV[3], 'NX', 'PX', ARGV[4]) then
+  local fence = number()
+  local text = fence .. '\n' .. string.sub(us, 1, -4) .. '\n' .. ARGV[6]
+  if redis.call('SET', KEYS[2], ARGV[3] .. '\n' .. text, 'NX', 'PX', ARGV[5]) then
+    redis.call('PUBLISH', ARGV[1], 'granted\n' .. ARGV[2] .. text)
+    return fence
   end
+  -- Others are in line although nobody holds at this moment.
+  redis.call('DEL', KEYS[1])
 end
 
 -- @line
 
-local token, units, capacity = ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
-local ttl, patience, join = tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[7] == 'join'
+local token, ttl = ARGV[3], tonumber(ARGV[4])
+local units, capacity, patience, join = string.match(ARGV[7], '^. (%d+) (%d+) (%d+) ?(%a*)$')
+units, capacity, patience, join =
+  tonumber(units), tonumber(capacity), tonumber(patience), join == 'join'
 
 open()
 if form == 'alone' and alone_token == token then
   call('PEXPIRE', LOCK, ttl)
-  call('PEXPIRE', LINE, ttl + GRACE_MS)
+  call('PEXPIRE', LINE, ARGV[5])
   return { 'held', read(alone_claim).fence, ttl, expired }
 end
 if form == 'line' then
@@ -78,10 +76,10 @@ if count >= CLAIMS_MAX then
   return { 'full', 0, 0, expired }
 end
 local fence = number()
-local claim = text(fence)
+local claim = fence .. '\n' .. string.sub(us, 1, -4) .. '\n' .. ARGV[6]
 if holds and form == 'none' and units == ALL then
   call('SET', LOCK, token, 'PX', ttl)
-  call('SET', LINE, token .. '\n' .. claim, 'PX', ttl + GRACE_MS)
+  call('SET', LINE, token .. '\n' .. claim, 'PX', ARGV[5])
   tell('granted', read(claim))
   return { 'held', fence, ttl, expired }
 end

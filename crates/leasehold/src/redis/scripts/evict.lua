@@ -1,7 +1,7 @@
 -- Takes a name from whoever holds it, clients of other libraries among them.
 --
 -- KEYS  1 lock  2 line  3 order  4 expiry  5 fence
--- ARGV  1 the channel of events  2 the reason
+-- ARGV  1 the channel of events  2 the lock key's length, newline, lock key  3 the reason
 -- Answers expired, then holder id and label of each.
 
 local time = redis.call('TIME')
@@ -13,7 +13,7 @@ local function take(text)
   local claim = read(text)
   evicted[#evicted + 1] = claim.holder
   evicted[#evicted + 1] = claim.label
-  tell('evicted', claim, ARGV[2])
+  tell('evicted', claim, ARGV[3])
   return claim
 end
 if foreign then

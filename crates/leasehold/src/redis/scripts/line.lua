@@ -10,9 +10,9 @@
 --       3 order: `FENCE:TOKEN:UNITS` of every claim, sorted as text
 --       4 expiry: TOKEN -> when it lapses
 --       5 fence: the last number given out in this slot; never expires
--- ARGV  1 the channel of events
+-- ARGV  1 the channel of events  2 the lock key's length, newline, lock key, for events
 --
--- A claim is text: fence, units, joined, holder id, mailbox, label, each with a newline behind,
+-- A claim is text: fence, joined, units, holder id, mailbox, label, each with a newline behind,
 -- then the note. Instants are milliseconds on this server's clock; a claim lives through the one
 -- in which it lapses, as keys do, so that rounding never ends it early.
 
@@ -44,19 +44,20 @@ local ours = false
 local expired = 0
 
 local function read(text)
-  local fence, units, joined, holder, mailbox, label =
+  local fence, joined, units, holder, mailbox, label =
     string.match(text, '^(%d+)\n(%d+)\n(%d+)\n(%x+)\n([^\n]*)\n([^\n]*)\n')
-  return { fence = fence, units = units, joined = joined, holder = holder,
-           mailbox = mailbox, label = label }
+  return { fence = fence, joined = joined, units = units, holder = holder,
+           mailbox = mailbox, label = label, text = text }
 end
 
 local function place(claim, token)
   return string.rep('0', 20 - #claim.fence) .. claim.fence .. ':' .. token .. ':' .. claim.units
 end
 
+-- Tells those who watch. A reason stands behind a NUL, which no note has.
 local function tell(kind, claim, reason)
-  call('PUBLISH', ARGV[1], table.concat({ kind, claim.fence, claim.holder, claim.label,
-    #LOCK, LOCK .. (reason or '') }, '\n'))
+  local text = reason and claim.text .. '\0' .. reason or claim.text
+  call('PUBLISH', ARGV[1], kind .. '\n' .. ARGV[2] .. text)
 end
 
 -- Takes a claim out of the hash; says whether it held.

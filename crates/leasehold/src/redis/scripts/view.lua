@@ -16,7 +16,7 @@ if kind == 'string' then
   local token, text = string.match(alone, '^(%x+)\n(.*)$')
   if lock == token then state = 'ours' end
   local lapses = string.format('%.0f', now + left)
-  return { now, state, left, '4294967295', token, text, lapses, string.match(text, '^%d+\n%d+\n(%d+)') }
+  return { now, state, left, '4294967295', token, text, lapses, string.match(text, '^%d+\n(%d+)') }
 end
 if kind ~= 'hash' then
   return { now, state, left, '4294967295' }
