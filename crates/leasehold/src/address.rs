@@ -222,14 +222,23 @@ impl fmt::Debug for TlsFiles {
 
 impl TlsFiles {
     /// Takes the options `ca`, `cert` and `key`, each the path of a PEM file.
+    #[allow(dead_code, reason = "a build may have only engines that call them otherwise")]
     pub(crate) fn take(options: &mut Options) -> Result<TlsFiles> {
-        let ca = options.path("ca").map(|path| read("ca", &path)).transpose()?;
-        let identity = match (options.path("cert"), options.path("key")) {
+        Self::take_called(options, ["ca", "cert", "key"])
+    }
+
+    /// The same three options where they are called otherwise.
+    #[allow(dead_code, reason = "a build may have no engine that calls them otherwise")]
+    pub(crate) fn take_called(options: &mut Options, called: [&str; 3]) -> Result<TlsFiles> {
+        let [ca, cert, key] = called;
+        let roots = options.path(ca).map(|path| read(ca, &path)).transpose()?;
+        let identity = match (options.path(cert), options.path(key)) {
             (None, None) => None,
-            (Some(cert), Some(key)) => Some((read("cert", &cert)?, read("key", &key)?)),
-            (Some(_), None) => return Err(bad("cert", "needs `key` beside it")),
-            (None, Some(_)) => return Err(bad("key", "needs `cert` beside it")),
+            (Some(chain), Some(secret)) => Some((read(cert, &chain)?, read(key, &secret)?)),
+            (Some(_), None) => return Err(bad(cert, &format!("needs `{key}` beside it"))),
+            (None, Some(_)) => return Err(bad(key, &format!("needs `{cert}` beside it"))),
         };
+        let ca = roots;
         Ok(TlsFiles { ca, identity })
     }
 }

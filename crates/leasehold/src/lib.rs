@@ -25,7 +25,7 @@
 #![warn(missing_docs, missing_debug_implementations, unreachable_pub)]
 
 mod acquire;
-#[cfg(feature = "redis")]
+#[cfg(any(feature = "postgres", feature = "redis"))]
 mod address;
 mod bell;
 pub mod blocking;
@@ -44,6 +44,8 @@ pub mod memory;
 mod mutex;
 mod name;
 pub mod observe;
+#[cfg(feature = "postgres")]
+pub mod postgres;
 #[cfg(feature = "redis")]
 pub mod redis;
 mod registry;

@@ -17,6 +17,9 @@ pub(crate) fn known() -> Vec<&'static str> {
     if cfg!(feature = "sqlite") {
         known.push("sqlite:PATH");
     }
+    if cfg!(feature = "postgres") {
+        known.push("postgres://HOST/DATABASE");
+    }
     known
 }
 
@@ -44,6 +47,13 @@ pub(crate) async fn open(url: &str) -> Result<Arc<dyn Engine>> {
         "sqlite" => Err(Error::Config(Config::NotBuilt {
             scheme: scheme.to_owned(),
             advice: "build `leasehold` with the feature `sqlite`",
+        })),
+        #[cfg(feature = "postgres")]
+        "postgres" | "postgresql" => Ok(Arc::new(crate::postgres::LeaseTable::open(url).await?)),
+        #[cfg(not(feature = "postgres"))]
+        "postgres" | "postgresql" => Err(Error::Config(Config::NotBuilt {
+            scheme: scheme.to_owned(),
+            advice: "build `leasehold` with the feature `postgres`",
         })),
         _ => Err(Error::Config(Config::UnknownScheme {
             scheme: scheme.chars().take(40).collect(),

@@ -472,3 +472,71 @@ mod redis {
         }
     }
 }
+
+#[cfg(feature = "postgres")]
+mod postgres {
+    //! The same on a server whose wall clock stands still but for the steps of a run; a fresh
+    //! schema for each.
+
+    use super::*;
+    use std::sync::LazyLock;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use leasehold::postgres::LeaseTable;
+    use leasehold_testkit::{Clock, servers};
+
+    const ON_REFUSAL: Settles = Settles { on_reading: false, on_refusal: true };
+
+    /// A server and its clock. Runs take turns, because they move it.
+    struct Lab {
+        clock: Arc<Clock>,
+        server: servers::Server,
+        turn: std::sync::Mutex<()>,
+    }
+
+    static LAB: LazyLock<Lab> = LazyLock::new(|| {
+        let clock = Clock::new().expect("a clock");
+        let server = servers::Postgres::new().clock(&clock).start_blocking().expect("a server");
+        clock.freeze();
+        Lab { clock: Arc::new(clock), server, turn: std::sync::Mutex::default() }
+    });
+
+    /// Runs the parts over as many connections, one after the other.
+    fn run(connections: usize, parts: &[Vec<Step>]) -> Result<(), TestCaseError> {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let _turn = LAB.turn.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let url = format!("{}?schema=run_{number}", LAB.server.url());
+        runtime().block_on(async {
+            let mut engines: Vec<Arc<dyn Engine>> = Vec::new();
+            for _ in 0..connections {
+                let engine = LeaseTable::open(&url).await.expect("a fresh schema");
+                engines.push(Arc::new(engine));
+            }
+            let mut run = Run::new(Arc::clone(&engines[0]), VirtualClock::new(), ON_REFUSAL);
+            let clock = Arc::clone(&LAB.clock);
+            run.advance_server = Some(Box::new(move |span| clock.advance(span)));
+            for (index, part) in parts.iter().enumerate() {
+                run.engine = Arc::clone(&engines[index % connections]);
+                run.steps(part).await?;
+            }
+            Ok(())
+        })
+    }
+
+    proptest! {
+        #![proptest_config(config(150))]
+        #[test]
+        fn postgres_answers_as_the_rule(steps in prop::collection::vec(step(), 1..80)) {
+            run(1, &[steps])?;
+        }
+
+        /// Each part goes through another connection, as if another process sent it.
+        #[test]
+        fn postgres_answers_as_the_rule_over_three_connections(
+            parts in prop::collection::vec(prop::collection::vec(step(), 1..8), 1..8),
+        ) {
+            run(3, &parts)?;
+        }
+    }
+}

@@ -1,0 +1,178 @@
+//! One connection: making it, and one exchange over it with a time limit.
+//!
+//! Its driver is a task of the runtime that made it, and ends with that runtime. Statements are
+//! sent with their types and without a name, so they need one exchange and no session: a
+//! transaction-pooling proxy may hand each to another server process.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use futures_util::stream::{self, BoxStream, StreamExt};
+use tokio_postgres::tls::NoTls;
+use tokio_postgres::types::{ToSql, Type};
+use tokio_postgres::{AsyncMessage, Client, Connection, Row, Socket};
+
+use crate::error::{Error, Result};
+
+use super::failure;
+use super::settings::Settings;
+
+/// An exchange that was given up after this long leaves a connection that is not to be trusted.
+/// Healthy ones answer in a few milliseconds, and a new one costs no more than that.
+const SUSPICIOUS: Duration = Duration::from_millis(40);
+
+/// A statement's argument with its type.
+pub(super) type Argument<'a> = (&'a (dyn ToSql + Sync), Type);
+
+/// What the server says unasked.
+pub(super) type Messages = BoxStream<'static, Result<AsyncMessage, tokio_postgres::Error>>;
+
+/// Connects, without a task that drives the connection yet.
+pub(super) async fn connect(settings: &Settings) -> Result<(Client, Messages)> {
+    let connected = async {
+        match &settings.tls {
+            Some(tls) => settings.config.connect(tls.0.clone()).await.map(messages),
+            None => settings.config.connect(NoTls).await.map(messages),
+        }
+    };
+    match tokio::time::timeout(settings.connect_limit, connected).await {
+        Ok(Ok(connected)) => Ok(connected),
+        Ok(Err(error)) => Err(failure::error(&settings.store, &error)),
+        Err(_) => Err(failure::silent(&settings.store, "no connection", settings.connect_limit)),
+    }
+}
+
+fn messages<S>((client, mut connection): (Client, Connection<Socket, S>)) -> (Client, Messages)
+where
+    S: tokio_postgres::tls::TlsStream + Unpin + Send + 'static,
+{
+    (client, stream::poll_fn(move |context| connection.poll_message(context)).boxed())
+}
+
+/// A connection in use.
+pub(super) struct Link {
+    client: Client,
+    /// How many exchanges are under way.
+    busy: AtomicUsize,
+    /// No new exchange is to begin on it; those under way may still be answered.
+    aside: AtomicBool,
+}
+
+impl fmt::Debug for Link {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Link").field("busy", &self.busy).finish_non_exhaustive()
+    }
+}
+
+impl Link {
+    /// Connects, and drives the connection on the present runtime.
+    pub(super) async fn open(settings: &Settings) -> Result<Link> {
+        let (client, mut messages) = connect(settings).await?;
+        tokio::spawn(async move {
+            while let Some(message) = messages.next().await {
+                if let Err(error) = message {
+                    tracing::debug!(%error, "a connection to PostgreSQL ended");
+                    return;
+                }
+            }
+        });
+        let (busy, aside) = (AtomicUsize::new(0), AtomicBool::new(false));
+        Ok(Link { client, busy, aside })
+    }
+
+    pub(super) fn is_usable(&self) -> bool {
+        !self.aside.load(Ordering::Acquire) && !self.client.is_closed()
+    }
+
+    pub(super) fn busy(&self) -> usize {
+        self.busy.load(Ordering::Acquire)
+    }
+
+    /// Sends a statement and awaits its rows.
+    pub(super) async fn query(
+        &self,
+        settings: &Settings,
+        statement: &str,
+        arguments: &[Argument<'_>],
+    ) -> Result<Vec<Row>> {
+        self.ask(settings, self.client.query_typed(statement, arguments))
+            .await?
+            .map_err(|error| failure::error(&settings.store, &error))
+    }
+
+    /// Runs statements that have no arguments and no rows.
+    pub(super) async fn run(
+        &self,
+        settings: &Settings,
+        statements: &str,
+    ) -> Result<std::result::Result<(), tokio_postgres::Error>> {
+        self.ask(settings, self.client.batch_execute(statements)).await
+    }
+
+    /// Awaits an answer for as long as the settings allow. The outer error is the connection's,
+    /// the inner one the statement's.
+    pub(super) async fn ask<T>(
+        &self,
+        settings: &Settings,
+        answer: impl Future<Output = std::result::Result<T, tokio_postgres::Error>>,
+    ) -> Result<std::result::Result<T, tokio_postgres::Error>> {
+        let mut pending = Pending::on(self);
+        let answer = tokio::time::timeout(settings.exchange_limit, answer).await;
+        let Ok(answer) = answer else {
+            return Err(failure::silent(&settings.store, "no answer", settings.exchange_limit));
+        };
+        pending.answered = true;
+        if let Err(error) = &answer
+            && failure::ends_connection(error)
+        {
+            self.set_aside();
+        }
+        Ok(answer)
+    }
+
+    /// Begins nothing more on this connection. It is closed when the last who uses it is done;
+    /// what was sent before is carried out first, in order.
+    pub(super) fn set_aside(&self) {
+        self.aside.store(true, Ordering::Release);
+    }
+
+    /// Ends when everything that was sent before has been carried out, or the connection is lost.
+    pub(super) async fn settled(&self) {
+        // Whatever the answer, it came after the others.
+        let _any = self.client.query_typed("SELECT 1", &[]).await;
+    }
+
+    /// The client, for statements that no function here sends.
+    pub(super) fn client(&self) -> &Client {
+        &self.client
+    }
+}
+
+/// An exchange under way. The caller may stop waiting at any point.
+struct Pending<'a> {
+    link: &'a Link,
+    since: Instant,
+    answered: bool,
+}
+
+impl<'a> Pending<'a> {
+    fn on(link: &'a Link) -> Self {
+        link.busy.fetch_add(1, Ordering::AcqRel);
+        Self { link, since: Instant::now(), answered: false }
+    }
+}
+
+impl Drop for Pending<'_> {
+    fn drop(&mut self) {
+        self.link.busy.fetch_sub(1, Ordering::AcqRel);
+        if !self.answered && self.since.elapsed() >= SUSPICIOUS {
+            self.link.set_aside();
+        }
+    }
+}
+
+/// The only row of an answer.
+pub(super) fn one(store: &str, rows: Vec<Row>) -> Result<Row, Error> {
+    rows.into_iter().next().ok_or_else(|| failure::broken(store, "no row"))
+}

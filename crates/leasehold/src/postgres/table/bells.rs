@@ -1,0 +1,326 @@
+//! The bells of waiting claims, and the ear that hears them: one connection that only listens.
+//!
+//! A bell goes by a number that follows from the claim's token but does not tell it, because every
+//! user of the database may listen. All clients hear all bells and ring those that are theirs.
+//!
+//! A connection that was lost is made again: listen first, then ring everybody with "ask again".
+//! Behind a proxy that pools transactions nothing is ever heard; a trial finds that out, and
+//! whoever waits asks now and then instead.
+
+use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::pin::pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use tokio::sync::watch;
+use tokio::task::AbortHandle;
+use tokio_postgres::types::Type;
+use tokio_postgres::{AsyncMessage, Client};
+
+use crate::bell::{Belfry, Bell};
+use crate::claim::Token;
+use crate::engine::Wake;
+use crate::error::{Error, Result};
+
+use super::super::link::{Messages, connect};
+use super::super::{failure, settings::Settings};
+use super::Inner;
+use super::schema::Statements;
+
+/// How often somebody asks who waits and hears nothing, less a random part.
+pub(super) const POLL_EVERY: Duration = Duration::from_millis(500);
+
+/// How long the bell of the trial may take.
+const TRIAL_LIMIT: Duration = Duration::from_secs(2);
+
+/// How often a silent connection is asked whether it is still there. Middleboxes forget idle
+/// connections after some minutes.
+const ASK_EVERY: Duration = Duration::from_secs(30);
+
+/// The pauses between attempts to make a lost connection again.
+const PAUSE_FIRST: Duration = Duration::from_millis(50);
+const PAUSE_LONGEST: Duration = Duration::from_secs(2);
+
+/// How long until a connection that heard nothing in its trial is tried again.
+const PROXIED_PAUSE: Duration = Duration::from_secs(60);
+
+/// The waiting claims of an engine, by the numbers of their bells.
+#[derive(Debug, Default)]
+pub(super) struct Bells {
+    belfry: Belfry,
+    tokens: Mutex<HashMap<i64, Token>>,
+}
+
+impl Bells {
+    /// Hangs up a claim's bell and returns its number. To be called before the claim is sent.
+    pub(super) fn expect(&self, token: Token) -> i64 {
+        let number = number(&token);
+        self.belfry.expect(token);
+        self.tokens().insert(number, token);
+        number
+    }
+
+    pub(super) fn forget(&self, token: &Token) {
+        self.belfry.forget(token);
+        self.tokens().remove(&number(token));
+    }
+
+    pub(super) fn bell(&self, token: &Token) -> Option<Arc<Bell>> {
+        self.belfry.bell(token)
+    }
+
+    fn ring(&self, number: i64) {
+        let token = self.tokens().get(&number).copied();
+        if let Some(token) = token {
+            // A grant needs a flush, which the waiter's own `claim` waits for: ask again.
+            self.belfry.ring(&token, 0);
+        }
+    }
+
+    fn ring_all(&self) {
+        self.belfry.ring_all();
+    }
+
+    fn tokens(&self) -> MutexGuard<'_, HashMap<i64, Token>> {
+        self.tokens.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The number of a claim's bell: positive, because zero is no bell.
+fn number(token: &Token) -> i64 {
+    let mut hasher = DefaultHasher::new();
+    token.hash(&mut hasher);
+    i64::try_from(hasher.finish() >> 1).unwrap_or(i64::MAX).max(1)
+}
+
+/// What can be heard just now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Hearing {
+    /// Nobody needed to listen yet.
+    Unneeded,
+    /// The connection is being made.
+    Begins,
+    /// Every bell.
+    Bells,
+    /// Nothing: the connection is lost, and being made again.
+    Lost,
+    /// Nothing, for want of a connection of our own: a proxy is in between.
+    Proxied,
+}
+
+/// Listens on one runtime.
+#[derive(Debug)]
+pub(super) struct Ear {
+    hearing: watch::Sender<Hearing>,
+    task: Mutex<Option<AbortHandle>>,
+}
+
+impl Default for Ear {
+    fn default() -> Self {
+        Self { hearing: watch::Sender::new(Hearing::Unneeded), task: Mutex::default() }
+    }
+}
+
+impl Ear {
+    pub(super) fn hearing(&self) -> Hearing {
+        *self.hearing.borrow()
+    }
+
+    /// Begins to listen if that is not so yet, and returns when it is clear what can be heard.
+    pub(super) async fn open(&self, inner: &Arc<Inner>) -> Hearing {
+        let mut hearing = self.hearing.subscribe();
+        let begins = self.hearing.send_if_modified(|hearing| {
+            let begins = *hearing == Hearing::Unneeded;
+            if begins {
+                *hearing = Hearing::Begins;
+            }
+            begins
+        });
+        if begins {
+            let told = self.hearing.clone();
+            let task = tokio::spawn(listen(Arc::downgrade(inner), told));
+            *self.task.lock().unwrap_or_else(PoisonError::into_inner) = Some(task.abort_handle());
+        }
+        let known = hearing.wait_for(|hearing| *hearing != Hearing::Begins).await;
+        known.map_or(Hearing::Lost, |hearing| *hearing)
+    }
+
+    /// Ends when the bell rings or, while none can be heard, when it is time to ask.
+    pub(super) async fn wait(&self, bell: &Bell) -> Wake {
+        let mut hearing = self.hearing.subscribe();
+        loop {
+            let hears = *hearing.borrow_and_update() == Hearing::Bells;
+            let pause = POLL_EVERY.mul_f64(rand::random_range(0.6..1.0));
+            tokio::select! {
+                biased;
+                wake = bell.heard() => return wake,
+                Ok(()) = hearing.changed() => {}
+                () = tokio::time::sleep(pause), if !hears => return Wake::Ask,
+            }
+        }
+    }
+}
+
+impl Drop for Ear {
+    fn drop(&mut self) {
+        if let Some(task) = self.task.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            task.abort();
+        }
+    }
+}
+
+/// Listens for as long as the engine lives.
+async fn listen(engine: Weak<Inner>, told: watch::Sender<Hearing>) {
+    let mut pause = PAUSE_FIRST;
+    let mut again = false;
+    while let Some(inner) = engine.upgrade() {
+        let begun = Heard::begin(inner, &engine).await;
+        let ended = match begun {
+            Ok(None) => Hearing::Proxied,
+            Ok(Some(mut heard)) => {
+                told.send_replace(Hearing::Bells);
+                if again {
+                    // From here on no bell is missed, but those before this were. At the first
+                    // time whoever waits for this asks anyway.
+                    heard.bells.ring_all();
+                }
+                pause = PAUSE_FIRST;
+                let error = heard.until_lost().await;
+                tracing::debug!(%error, "bells are not heard until a connection is made again");
+                Hearing::Lost
+            }
+            Err(error) => {
+                tracing::debug!(%error, "no connection to hear bells on");
+                Hearing::Lost
+            }
+        };
+        if ended == Hearing::Proxied {
+            tracing::warn!(
+                "notifications do not arrive, probably for a transaction-pooling proxy in between; \
+                 whoever waits asks every {POLL_EVERY:?} instead"
+            );
+            pause = PROXIED_PAUSE;
+        }
+        told.send_replace(ended);
+        again = true;
+        tokio::time::sleep(pause.mul_f64(rand::random_range(0.5..1.0))).await;
+        pause = (pause * 2).min(PAUSE_LONGEST.max(pause));
+    }
+}
+
+/// A connection that listens.
+struct Heard {
+    client: Client,
+    messages: Messages,
+    bells: Arc<Bells>,
+    settings: Arc<Settings>,
+    /// The bell of the trial, and whether it was heard.
+    trial: i64,
+    tried: bool,
+}
+
+impl Heard {
+    /// Connects and listens; `None` if the trial's bell was not heard.
+    async fn begin(inner: Arc<Inner>, engine: &Weak<Inner>) -> Result<Option<Heard>> {
+        let settings = Arc::clone(&inner.settings);
+        let statements = Arc::clone(&inner.statements);
+        let bells = Arc::clone(&inner.bells);
+        // The engine may end while this waits.
+        drop(inner);
+        let (client, messages) = connect(&settings).await?;
+        let trial = rand::random_range(1..i64::MAX);
+        let mut heard = Heard { client, messages, bells, settings, trial, tried: false };
+        heard.run(&statements.listen_bells).await?;
+        match heard.try_out(engine, &statements).await? {
+            true => Ok(Some(heard)),
+            false => Ok(None),
+        }
+    }
+
+    /// Rings a bell of our own from another connection: one that is only lent to us for the length
+    /// of a transaction never hears it.
+    async fn try_out(&mut self, engine: &Weak<Inner>, statements: &Statements) -> Result<bool> {
+        let Some(inner) = engine.upgrade() else { return Ok(false) };
+        let (channel, payload) = (statements.bells.clone(), format!("{:x}", self.trial));
+        let mut rung = pin!(async move {
+            let arguments: [_; 2] = [(&channel as _, Type::TEXT), (&payload as _, Type::TEXT)];
+            inner.query("SELECT pg_notify($1, $2)", &arguments).await
+        });
+        let mut sent = false;
+        let mut limit = pin!(tokio::time::sleep(TRIAL_LIMIT));
+        while !self.tried {
+            tokio::select! {
+                message = self.messages.next() => self.hear(message)?,
+                answer = &mut rung, if !sent => { answer?; sent = true; }
+                () = &mut limit => return Ok(false),
+            }
+        }
+        Ok(true)
+    }
+
+    /// Hears until the connection is lost, and says why.
+    async fn until_lost(&mut self) -> Error {
+        loop {
+            let heard = tokio::time::timeout(ASK_EVERY, self.messages.next()).await;
+            let alive = match heard {
+                Ok(message) => self.hear(message),
+                Err(_) => self.run("SELECT 1").await,
+            };
+            if let Err(error) = alive {
+                return error;
+            }
+        }
+    }
+
+    /// Runs a statement on the connection while hearing.
+    async fn run(&mut self, statement: &str) -> Result<()> {
+        let store = self.settings.store.clone();
+        let limit = self.settings.exchange_limit;
+        let Self { client, messages, bells, trial, tried, .. } = self;
+        let answered = async {
+            let mut answer = pin!(client.batch_execute(statement));
+            loop {
+                tokio::select! {
+                    answer = &mut answer => return answer.map_err(|e| failure::error(&store, &e)),
+                    message = messages.next() => {
+                        *tried |= hear(&store, bells, *trial, message)?;
+                    }
+                }
+            }
+        };
+        match tokio::time::timeout(limit, answered).await {
+            Ok(answer) => answer,
+            Err(_) => Err(failure::silent(&store, "no answer", limit)),
+        }
+    }
+
+    fn hear(&mut self, message: Option<Result<AsyncMessage, tokio_postgres::Error>>) -> Result<()> {
+        self.tried |= hear(&self.settings.store, &self.bells, self.trial, message)?;
+        Ok(())
+    }
+}
+
+/// Rings whom a message is for; says whether it was the trial's.
+fn hear(
+    store: &str,
+    bells: &Bells,
+    trial: i64,
+    message: Option<Result<AsyncMessage, tokio_postgres::Error>>,
+) -> Result<bool> {
+    match message {
+        Some(Ok(AsyncMessage::Notification(rung))) => {
+            // Anybody may notify; what is no number is nobody's bell.
+            let number = i64::from_str_radix(rung.payload(), 16).unwrap_or_default();
+            bells.ring(number);
+            Ok(number == trial)
+        }
+        Some(Ok(_)) => Ok(false),
+        Some(Err(error)) => Err(failure::error(store, &error)),
+        None => {
+            let cause = "the connection was closed".to_owned();
+            Err(Error::Unreachable { store: store.to_owned(), cause })
+        }
+    }
+}

@@ -1,0 +1,316 @@
+//! The lease table: lines as rows, the verbs as SQL functions, each one exchange in autocommit.
+//!
+//! The functions translate `line.rs`; the model test compares their answers with it. Time is the
+//! server's `clock_timestamp()`. A grant or a renewal is flushed before it is answered, joining
+//! and leaving are not. Waiting costs no connection: one per runtime hears all bells.
+
+mod adrift;
+mod bells;
+mod examine;
+mod feed;
+mod room;
+mod rows;
+mod schema;
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use async_trait::async_trait;
+use futures_util::stream::BoxStream;
+use tokio::runtime::{Handle, Id};
+use tokio_postgres::Row;
+use tokio_postgres::types::{ToSql, Type};
+
+use crate::claim::{Claim, ClaimKey, Holder, Released, Renewal, Standing};
+use crate::engine::{
+    Capabilities, Counts, Engine, Event, Eviction, Finding, Info, Page, Query, Select, Totals, Wake,
+};
+use crate::error::{Error, Result};
+use crate::name::Name;
+
+use super::link::{Argument, Link, one};
+use super::settings::Settings;
+use adrift::Adrift;
+use bells::{Bells, Hearing};
+use room::Room;
+use rows::{Answer, in_place, micros, page, signed};
+use schema::Statements;
+
+/// The greatest letter there is, as often as the longest name can have it: behind every name that
+/// begins with what stands before it.
+const LAST: char = '\u{10ffff}';
+const LAST_TIMES: usize = Name::BYTES_MAX / 4;
+
+/// A store in the tables of a PostgreSQL database. Clones share their connections.
+#[derive(Debug, Clone)]
+pub struct LeaseTable {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    settings: Arc<Settings>,
+    statements: Arc<Statements>,
+    bells: Arc<Bells>,
+    adrift: Adrift,
+    /// What is known before the store was found.
+    fresh: Info,
+    found: OnceLock<Info>,
+    rooms: Mutex<HashMap<Id, Arc<Room>>>,
+}
+
+impl LeaseTable {
+    /// Connects to the database at `url` and installs the store's schema if it is not there.
+    ///
+    /// Where the right to install is missing, this succeeds all the same, so that
+    /// [`schema`](Engine::schema) can be asked for; every verb then says which right is missing.
+    pub async fn open(url: &str) -> Result<Self> {
+        let settings = Settings::parse(url)?;
+        let fresh = Info {
+            engine: "postgres",
+            store: settings.store.clone(),
+            store_id: 0,
+            can: Capabilities::ALL,
+            can_fail: true,
+        };
+        let statements = Arc::new(Statements::of(&settings.schema));
+        let inner = Arc::new(Inner {
+            settings: Arc::new(settings),
+            statements,
+            bells: Arc::default(),
+            adrift: Adrift::default(),
+            fresh,
+            found: OnceLock::new(),
+            rooms: Mutex::default(),
+        });
+        match inner.room().link(&inner).await {
+            Err(error) if !schema::is_right_missing(&error) => Err(error),
+            _ => Ok(Self { inner }),
+        }
+    }
+}
+
+impl Inner {
+    /// The connections of the present runtime.
+    fn room(&self) -> Arc<Room> {
+        let id = Handle::current().id();
+        let mut rooms = self.rooms();
+        if !rooms.contains_key(&id) {
+            // Runtimes come and go; what they leave behind is of no use to anybody.
+            rooms.retain(|_, room| !room.is_over());
+        }
+        Arc::clone(rooms.entry(id).or_default())
+    }
+
+    fn rooms(&self) -> MutexGuard<'_, HashMap<Id, Arc<Room>>> {
+        self.rooms.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A new connection to the same store.
+    async fn open_link(&self) -> Result<Link> {
+        let link = Link::open(&self.settings).await?;
+        let store_id = schema::find(&link, &self.settings, &self.statements).await?;
+        let found = self.found.get_or_init(|| Info { store_id, ..self.fresh.clone() });
+        if found.store_id != store_id {
+            return Err(Error::Replaced { store: self.settings.store.clone() });
+        }
+        Ok(link)
+    }
+
+    async fn query(
+        self: &Arc<Self>,
+        statement: &str,
+        arguments: &[Argument<'_>],
+    ) -> Result<Vec<Row>> {
+        let link = self.room().link(self).await?;
+        link.query(&self.settings, statement, arguments).await
+    }
+
+    /// One exchange about one claim.
+    async fn ask(self: &Arc<Self>, claim: &Claim, bell: i64) -> Result<Standing> {
+        let (units, capacity) = (i64::from(claim.mode.units()), i64::from(claim.mode.capacity()));
+        let (ttl, patience) = (micros(claim.ttl), micros(claim.patience));
+        let holder = claim.holder.id().0.to_be_bytes();
+        let arguments: [Argument<'_>; 11] = [
+            (&claim.key.name.as_str(), Type::TEXT),
+            (&claim.key.token.as_bytes().as_slice(), Type::BYTEA),
+            (&units, Type::INT8),
+            (&capacity, Type::INT8),
+            (&holder.as_slice(), Type::BYTEA),
+            (&claim.holder.label(), Type::TEXT),
+            (&claim.note.as_str(), Type::TEXT),
+            (&ttl, Type::INT8),
+            (&patience, Type::INT8),
+            (&claim.join, Type::BOOL),
+            (&bell, Type::INT8),
+        ];
+        let link = self.room().link(self).await?;
+        let voyage = self.adrift.setting_out(claim.key.token, Arc::clone(&link));
+        let rows = link.query(&self.settings, &self.statements.claim, &arguments).await;
+        if !matches!(rows, Err(Error::Unreachable { .. })) {
+            voyage.arrived();
+        }
+        let (store, rows) = (&self.settings.store, rows?);
+        Answer { store, row: &one(store, rows)? }.claimed(claim)
+    }
+
+    /// Names and tokens as the arrays of one exchange.
+    fn columns<'a>(keys: impl Iterator<Item = &'a ClaimKey>) -> (Vec<&'a str>, Vec<&'a [u8]>) {
+        keys.map(|key| (key.name.as_str(), key.token.as_bytes().as_slice())).unzip()
+    }
+}
+
+#[async_trait]
+impl Engine for LeaseTable {
+    fn info(&self) -> &Info {
+        self.inner.found.get().unwrap_or(&self.inner.fresh)
+    }
+
+    async fn claim(&self, claim: &Claim) -> Result<Standing> {
+        let inner = &self.inner;
+        let token = claim.key.token;
+        let bell = if claim.join { inner.bells.expect(token) } else { 0 };
+        let room = inner.room();
+        let hearing = room.ear.hearing();
+        let mut standing = inner.ask(claim, bell).await?;
+        let deaf = matches!(hearing, Hearing::Unneeded | Hearing::Begins);
+        if deaf && matches!(standing, Standing::Queued { .. }) {
+            // Most claims never wait, so nobody listens before the first that does. A bell that
+            // rang before somebody listened is made good by asking once more.
+            room.ear.open(inner).await;
+            standing = inner.ask(claim, bell).await?;
+        }
+        if claim.join && !matches!(standing, Standing::Queued { .. }) {
+            inner.bells.forget(&token);
+        }
+        Ok(standing)
+    }
+
+    async fn wait(&self, key: &ClaimKey) -> Result<Wake> {
+        match self.inner.bells.bell(&key.token) {
+            Some(bell) => Ok(self.inner.room().ear.wait(&bell).await),
+            None => Ok(Wake::Ask),
+        }
+    }
+
+    async fn renew(&self, renewals: &[Renewal]) -> Result<Vec<Standing>> {
+        let inner = &self.inner;
+        let (names, tokens) = Inner::columns(renewals.iter().map(|renewal| &renewal.key));
+        let ttls: Vec<i64> = renewals.iter().map(|renewal| micros(renewal.ttl)).collect();
+        let patiences: Vec<i64> = renewals.iter().map(|renewal| micros(renewal.patience)).collect();
+        let arguments: [Argument<'_>; 4] = [
+            (&names, Type::TEXT_ARRAY),
+            (&tokens, Type::BYTEA_ARRAY),
+            (&ttls, Type::INT8_ARRAY),
+            (&patiences, Type::INT8_ARRAY),
+        ];
+        let rows = inner.query(&inner.statements.renew, &arguments).await?;
+        in_place(&inner.settings.store, renewals.len(), &rows, |answer| answer.standing())
+    }
+
+    async fn release(&self, keys: &[ClaimKey]) -> Result<Vec<Released>> {
+        let inner = &self.inner;
+        for key in keys {
+            inner.adrift.settled(&key.token).await;
+        }
+        let (names, tokens) = Inner::columns(keys.iter());
+        let arguments: [Argument<'_>; 2] =
+            [(&names, Type::TEXT_ARRAY), (&tokens, Type::BYTEA_ARRAY)];
+        let rows = inner.query(&inner.statements.release, &arguments).await;
+        keys.iter().for_each(|key| inner.bells.forget(&key.token));
+        in_place(&inner.settings.store, keys.len(), &rows?, |answer| answer.released())
+    }
+
+    fn release_now(&self, _key: &ClaimKey) -> Option<Released> {
+        // It takes an exchange; the keeper has the time.
+        None
+    }
+
+    async fn inspect(&self, query: &Query) -> Result<Page> {
+        let inner = &self.inner;
+        let all = LAST.to_string().repeat(LAST_TIMES);
+        let (first, last) = match &query.select {
+            Select::Name(name) => (name.as_str(), name.as_str().to_owned()),
+            Select::Prefix(prefix) => (prefix.as_str(), format!("{prefix}{all}")),
+            _ => ("", all),
+        };
+        let holder = match &query.select {
+            Select::Holder(holder) => Some(holder.0.to_be_bytes().to_vec()),
+            _ => None,
+        };
+        let after = query.after.as_ref().map_or("", Name::as_str);
+        let lines = i32::try_from(query.page_lines() + 1).unwrap_or(i32::MAX);
+        let arguments: [Argument<'_>; 5] = [
+            (&first, Type::TEXT),
+            (&last, Type::TEXT),
+            (&after, Type::TEXT),
+            (&holder, Type::BYTEA),
+            (&lines, Type::INT4),
+        ];
+        let rows = inner.query(&inner.statements.inspect, &arguments).await?;
+        page(&inner.settings.store, query, &rows)
+    }
+
+    async fn watch(&self, query: &Query) -> Result<BoxStream<'static, Result<Event>>> {
+        let settings = Arc::clone(&self.inner.settings);
+        feed::watch(settings, Arc::clone(&self.inner.statements), query.clone()).await
+    }
+
+    async fn evict(&self, order: &Eviction) -> Result<Vec<Holder>> {
+        let inner = &self.inner;
+        let arguments: [Argument<'_>; 2] =
+            [(&order.name.as_str(), Type::TEXT), (&order.reason.as_str(), Type::TEXT)];
+        let rows = inner.query(&inner.statements.evict, &arguments).await?;
+        let (name, by, reason) = (&order.name, order.by.label(), &order.reason);
+        tracing::warn!(%name, by, reason, "evicted");
+        let store = &inner.settings.store;
+        rows.iter().filter_map(|row| Answer { store, row }.holder().transpose()).collect()
+    }
+
+    async fn tally(&self, counts: &Counts) -> Result<()> {
+        let inner = &self.inner;
+        let counted =
+            [counts.acquired, counts.released, counts.contended, counts.expired, counts.lost]
+                .map(signed);
+        let arguments = counted.each_ref().map(|count| (count as &(dyn ToSql + Sync), Type::INT8));
+        inner.query(&inner.statements.tally, &arguments).await.map(|_rows| ())
+    }
+
+    async fn totals(&self) -> Result<Totals> {
+        let inner = &self.inner;
+        let rows = inner.query(&inner.statements.totals, &[]).await?;
+        let store = &inner.settings.store;
+        let row = &one(store, rows)?;
+        let sum = |column| Answer { store, row }.get::<i64>(column).map(|sum| sum.max(0) as u64);
+        Ok(Totals {
+            counts: Counts {
+                acquired: sum("acquired")?,
+                released: sum("released")?,
+                contended: sum("contended")?,
+                expired: sum("expired")?,
+                lost: sum("lost")?,
+            },
+            active: sum("active")?,
+            waiting: sum("waiting")?,
+        })
+    }
+
+    async fn examine(&self) -> Result<Vec<Finding>> {
+        examine::examine(&self.inner).await
+    }
+
+    async fn install(&self) -> Result<()> {
+        // A connection is only handed out when the store is there.
+        self.inner.room().link(&self.inner).await.map(|_link| ())
+    }
+
+    fn schema(&self) -> &'static str {
+        self.inner.statements.install
+    }
+
+    async fn close(&self) -> Result<()> {
+        // Whoever is still under way keeps his room until he is done.
+        self.inner.rooms().clear();
+        Ok(())
+    }
+}

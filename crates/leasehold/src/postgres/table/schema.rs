@@ -1,0 +1,204 @@
+//! The store's schema: its statements, under the name it was given, and installing it.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+
+use crate::error::{Error, Result};
+
+use super::super::failure;
+use super::super::link::{Link, one};
+use super::super::settings::Settings;
+
+/// The layout that this build installs and understands.
+const VERSION: i32 = 1;
+
+/// How the statements below call the schema.
+const WRITTEN: &str = "leasehold";
+
+const INSTALL: &str = concat!(
+    include_str!("tables.sql"),
+    include_str!("rule.sql"),
+    include_str!("verbs.sql"),
+    include_str!("views.sql"),
+    include_str!("plain.sql"),
+);
+
+/// What the verbs send, and the channels they hear on.
+#[derive(Debug)]
+pub(super) struct Statements {
+    pub(super) identity: String,
+    pub(super) claim: String,
+    pub(super) renew: String,
+    pub(super) release: String,
+    pub(super) inspect: String,
+    pub(super) evict: String,
+    pub(super) tally: String,
+    pub(super) totals: String,
+    pub(super) watch: String,
+    pub(super) unwatch: String,
+    pub(super) examine: String,
+    /// Makes a connection hear bells; and what they are sent to, for the trial of a connection.
+    pub(super) listen_bells: String,
+    pub(super) bells: String,
+    pub(super) listen_events: String,
+    pub(super) install: &'static str,
+}
+
+impl Statements {
+    pub(super) fn of(schema: &str) -> Self {
+        let named = |statement: &str| rename(statement, schema);
+        let (bells, events) = (named("leasehold.bells"), named("leasehold.events"));
+        Self {
+            identity: named(
+                "SELECT version, store_id, current_setting('server_encoding') FROM leasehold.store",
+            ),
+            claim: named(
+                "SELECT * FROM leasehold.claim($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)",
+            ),
+            renew: named("SELECT * FROM leasehold.renew($1, $2, $3, $4)"),
+            release: named("SELECT * FROM leasehold.release($1, $2)"),
+            inspect: named("SELECT * FROM leasehold.inspect($1, $2, $3, $4, $5)"),
+            evict: named("SELECT * FROM leasehold.evict($1, $2)"),
+            tally: named("SELECT leasehold.tally($1, $2, $3, $4, $5)"),
+            totals: named("SELECT * FROM leasehold.totals()"),
+            watch: named("SELECT leasehold.watch($1, $2)"),
+            unwatch: named("SELECT leasehold.unwatch($1)"),
+            examine: named(include_str!("examine.sql")),
+            listen_bells: format!("LISTEN {}", quoted(&bells)),
+            bells,
+            listen_events: format!("LISTEN {}", quoted(&events)),
+            install: install_text(schema),
+        }
+    }
+}
+
+fn quoted(identifier: &str) -> String {
+    format!("\"{}\"", identifier.replace('"', "\"\""))
+}
+
+/// Writes another schema's name into statements. It is quoted, because it may be a word of SQL's.
+fn rename(statements: &str, schema: &str) -> String {
+    if schema == WRITTEN {
+        return statements.to_owned();
+    }
+    statements
+        .replace("leasehold.", &format!("\"{schema}\"."))
+        .replace("'leasehold'", &format!("'\"{schema}\"'"))
+        .replace("SCHEMA leasehold;", &format!("SCHEMA \"{schema}\";"))
+}
+
+/// The statements that install a schema. Made once for each name and kept, as they are handed out
+/// for ever; a program has one name or two.
+fn install_text(schema: &str) -> &'static str {
+    static MADE: Mutex<Option<HashMap<String, &'static str>>> = Mutex::new(None);
+    if schema == WRITTEN {
+        return INSTALL;
+    }
+    let mut made = MADE.lock().unwrap_or_else(PoisonError::into_inner);
+    let made = made.get_or_insert_default();
+    made.entry(schema.to_owned()).or_insert_with(|| rename(INSTALL, schema).leak())
+}
+
+/// Finds the store on a new connection, and installs it if it is not there. Returns its id.
+pub(super) async fn find(
+    link: &Link,
+    settings: &Settings,
+    statements: &Statements,
+) -> Result<u128> {
+    let asked = || link.ask(settings, link.client().query_typed(&statements.identity, &[]));
+    let rows = match asked().await? {
+        Err(error) if failure::is_uninstalled(&error) => {
+            install(link, settings, statements).await?;
+            asked().await?
+        }
+        answer => answer,
+    };
+    let rows = rows.map_err(|error| match failure::is_forbidden(&error) {
+        true => forbidden(settings, &grants(settings)),
+        false => failure::error(&settings.store, &error),
+    })?;
+    let row = one(&settings.store, rows)?;
+    check(settings, row.get(0), row.get(2))?;
+    let id: Option<[u8; 16]> = row.get::<_, &[u8]>(1).try_into().ok();
+    id.map(u128::from_be_bytes).ok_or_else(|| failure::broken(&settings.store, "an odd store id"))
+}
+
+fn check(settings: &Settings, version: i32, encoding: &str) -> Result<()> {
+    let refuse = |cause: String| {
+        Err(Error::Store { store: settings.store.clone(), cause, transient: false })
+    };
+    if version != VERSION {
+        return refuse(format!(
+            "its schema `{}` has version {version}, and this build knows version {VERSION}; use \
+             the leasehold version that made it, or another schema: `?schema=NAME`",
+            settings.schema
+        ));
+    }
+    if encoding != "UTF8" {
+        return refuse(format!(
+            "its encoding is {encoding}, which cannot keep every name; use a database in UTF8"
+        ));
+    }
+    Ok(())
+}
+
+/// Installs the schema; harmless when it is there.
+pub(super) async fn install(
+    link: &Link,
+    settings: &Settings,
+    statements: &Statements,
+) -> Result<()> {
+    let Err(error) = link.run(settings, statements.install).await? else { return Ok(()) };
+    // The transaction that failed is still open on this connection, and ends with it.
+    link.set_aside();
+    Err(match failure::is_forbidden(&error) {
+        true => forbidden(settings, &creation(settings)),
+        false => failure::error(&settings.store, &error),
+    })
+}
+
+/// How errors begin that an administrator's statement would mend.
+const RIGHT_MISSING: &str = "a right is missing";
+
+/// Whether the store cannot be used for want of a right to install it or to use it.
+pub(super) fn is_right_missing(error: &Error) -> bool {
+    matches!(error, Error::Store { cause, .. } if cause.starts_with(RIGHT_MISSING))
+}
+
+fn forbidden(settings: &Settings, statements: &str) -> Error {
+    let cause =
+        format!("{RIGHT_MISSING}; let an administrator run this, then try again: {statements}");
+    Error::Store { store: settings.store.clone(), cause, transient: false }
+}
+
+/// What lets this user install the rest himself.
+fn creation(settings: &Settings) -> String {
+    let user = quoted(settings.config.get_user().unwrap_or_default());
+    format!("CREATE SCHEMA {} AUTHORIZATION {user};", quoted(&settings.schema))
+}
+
+/// What lets this user work in a schema of somebody else's.
+fn grants(settings: &Settings) -> String {
+    let user = quoted(settings.config.get_user().unwrap_or_default());
+    let schema = quoted(&settings.schema);
+    format!(
+        "GRANT USAGE ON SCHEMA {schema} TO {user}; \
+         GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} TO {user}; \
+         GRANT USAGE ON ALL SEQUENCES IN SCHEMA {schema} TO {user};"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn another_schema_is_named_wherever_ours_was() {
+        let text = install_text("order");
+        assert!(text.contains("CREATE SCHEMA \"order\";"));
+        assert!(text.contains("to_regnamespace('\"order\"')"));
+        assert!(!text.contains("leasehold."), "no statement is left with the usual name");
+        assert_eq!(Statements::of("order").listen_bells, "LISTEN \"\"\"order\"\".bells\"");
+        assert_eq!(install_text(WRITTEN), INSTALL);
+    }
+}
