@@ -32,7 +32,9 @@ $$;
 CREATE OR REPLACE FUNCTION leasehold.acquire_lock(
     p_lock_name text, p_holder_id text, p_ttl_seconds double precision DEFAULT 30,
     p_metadata jsonb DEFAULT '{}'
-) RETURNS boolean LANGUAGE plpgsql AS $$
+) RETURNS boolean LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_bitmapscan = off
+SET jit = off AS $$
 DECLARE
     v_ttl_us bigint := leasehold.plain_ttl_us(p_lock_name, p_holder_id, p_ttl_seconds);
     v_token bytea := leasehold.plain_token(p_holder_id);
@@ -43,10 +45,10 @@ BEGIN
         RAISE EXCEPTION 'metadata may have up to 4096 bytes; this has %', octet_length(v_note)
             USING ERRCODE = '22023';
     END IF;
-    SELECT p.standing INTO v_standing FROM leasehold.place(
+    SELECT c.standing INTO v_standing FROM leasehold.claim(
         p_lock_name, v_token, 4294967295, 4294967295, v_token,
-        regexp_replace(p_holder_id, '[[:cntrl:]]', '?', 'g'), v_note, p_holder_id, v_ttl_us,
-        v_ttl_us, false, 0) p;
+        regexp_replace(p_holder_id, '[[:cntrl:]]', '?', 'g'), v_note, v_ttl_us, v_ttl_us, false, 0,
+        p_holder_id) c;
     IF v_standing = 'mismatch' THEN
         RAISE EXCEPTION 'the lock "%" is in use as a semaphore', p_lock_name
             USING ERRCODE = '55000';
@@ -58,7 +60,9 @@ $$;
 -- Prolongs a lock; false if this holder does not have it any more.
 CREATE OR REPLACE FUNCTION leasehold.extend_lock(
     p_lock_name text, p_holder_id text, p_ttl_seconds double precision DEFAULT 30
-) RETURNS boolean LANGUAGE plpgsql AS $$
+) RETURNS boolean LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_bitmapscan = off
+SET jit = off AS $$
 DECLARE
     v_ttl_us bigint := leasehold.plain_ttl_us(p_lock_name, p_holder_id, p_ttl_seconds);
 BEGIN
@@ -72,7 +76,9 @@ $$;
 
 -- Gives a lock back; false if this holder does not have it any more.
 CREATE OR REPLACE FUNCTION leasehold.release_lock(p_lock_name text, p_holder_id text)
-RETURNS boolean LANGUAGE plpgsql AS $$
+RETURNS boolean LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_bitmapscan = off
+SET jit = off AS $$
 DECLARE
     v_line leasehold.lines := leasehold.enter(p_lock_name);
 BEGIN

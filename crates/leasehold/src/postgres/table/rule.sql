@@ -87,7 +87,7 @@ BEGIN
         UPDATE leasehold.lines l SET
             capacity = p_line.capacity, claims = p_line.claims, held = p_line.held,
             held_units = p_line.held_units, last_held = p_line.last_held,
-            arrived = p_line.arrived, sweep_at = p_line.sweep_at
+            arrived = p_line.arrived, sweep_at = p_line.sweep_at, sole = p_line.sole
             WHERE l.name = p_line.name;
     END IF;
 END

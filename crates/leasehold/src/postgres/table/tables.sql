@@ -38,7 +38,8 @@ CREATE TABLE IF NOT EXISTS leasehold.lines (
     held_units bigint      NOT NULL, -- what those take of the capacity
     last_held  bigint      NOT NULL, -- no claim up to this fence waits, and all but one above it do
     arrived    bigint      NOT NULL, -- how many ever came, for their ordinals
-    sweep_at   timestamptz NOT NULL  -- when to look whether everybody left without a word
+    sweep_at   timestamptz NOT NULL, -- when to look whether everybody left without a word
+    sole       bytea                 -- the token of the first claim, until a second one comes
 ) WITH (fillfactor = 50);
 CREATE INDEX IF NOT EXISTS lines_sweep ON leasehold.lines (sweep_at);
 
@@ -77,6 +78,7 @@ CREATE TABLE IF NOT EXISTS leasehold.watchers (
     watcher bigint      PRIMARY KEY,
     until   timestamptz NOT NULL
 );
+CREATE INDEX IF NOT EXISTS watchers_until ON leasehold.watchers (until);
 
 -- The greatest fence that `fence_check` has seen for each resource.
 CREATE TABLE IF NOT EXISTS leasehold.guards (

@@ -5,48 +5,30 @@
 -- renews a lease: whatever was committed before is then flushed with it, so nothing that a holder
 -- relies on can be lost, and losing the rest (a place in line, a release) only delays somebody.
 --
+-- Plans are made for a session when a function first runs there, with the tables as small as they
+-- are then. So scans of whole tables are ruled out: they would be kept when a line has grown.
+--
 -- `standing` is `held`, `queued`, `out`, `mismatch` or `full`. `span_us` is what remains of a lease,
 -- or when to ask again. `holder` and `label` say who holds, where the claim is out.
 
--- Does a claim's business in its line: joins, says how it stands, or confirms that it holds. Leaves
--- the flush to the caller, because `acquire_lock` runs in a transaction that is not ours.
-CREATE OR REPLACE FUNCTION leasehold.place(
+-- What `claim` does where somebody is in line already. No row is left in `standing` if that turns
+-- out to be wrong.
+CREATE OR REPLACE FUNCTION leasehold.stand(
     p_name text, p_token bytea, p_units bigint, p_capacity bigint, p_holder bytea, p_label text,
-    p_note text, p_plain text, p_ttl_us bigint, p_patience_us bigint, p_join boolean, p_bell bigint,
+    p_note text, p_ttl_us bigint, p_patience_us bigint, p_join boolean, p_bell bigint, p_plain text,
     OUT standing text, OUT fence bigint, OUT span_us bigint, OUT ahead integer, OUT holder bytea,
     OUT label text, OUT capacity bigint
-) LANGUAGE plpgsql AS $$
+) LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
 DECLARE
-    v_line leasehold.lines;
+    v_line leasehold.lines := leasehold.enter(p_name);
+    v_now timestamptz := clock_timestamp();
     v_mine leasehold.claims;
-    v_now timestamptz;
     v_holds boolean;
 BEGIN
-    LOOP
-        v_line := leasehold.enter(p_name);
-        v_now := clock_timestamp();
-        EXIT WHEN v_line.name IS NOT NULL;
-        -- The usual case: nobody is in line, so the claim holds.
-        INSERT INTO leasehold.lines VALUES (
-            p_name, p_capacity, 1, 1, p_units, 0, 1,
-            v_now + (p_ttl_us + 60000000) * interval '1 microsecond')
-            ON CONFLICT DO NOTHING;
-        IF FOUND THEN
-            v_now := clock_timestamp();
-            -- Only now, with the line locked: numbers taken before could come out of order.
-            fence := leasehold.next_fence();
-            INSERT INTO leasehold.claims VALUES (
-                p_name, fence, p_token, p_units, 1, p_holder, p_label, p_note, p_plain, v_now,
-                v_now, v_now + p_ttl_us * interval '1 microsecond', p_bell);
-            PERFORM leasehold.tell('granted', p_name, fence, p_holder, p_label, '');
-            PERFORM leasehold.sweep(2);
-            standing := 'held';
-            span_us := p_ttl_us;
-            RETURN;
-        END IF;
-        -- Somebody came in between: the line is there now, unless everybody left again.
-    END LOOP;
-
+    IF v_line.name IS NULL THEN
+        RETURN;
+    END IF;
     SELECT * INTO v_mine FROM leasehold.claims c WHERE c.token = p_token AND c.name = p_name;
     IF FOUND THEN
         v_holds := v_mine.granted IS NOT NULL;
@@ -87,6 +69,7 @@ BEGIN
     END IF;
 
     fence := leasehold.next_fence();
+    v_line.sole := NULL;
     v_line.claims := v_line.claims + 1;
     v_line.arrived := v_line.arrived + 1;
     IF v_holds THEN
@@ -107,18 +90,58 @@ BEGIN
 END
 $$;
 
--- Joins a line, asks how a claim stands, or confirms that it holds.
+-- Joins a line, asks how a claim stands, or confirms that it holds. `p_plain` is for `acquire_lock`
+-- alone, which runs in a transaction that is not ours to make settings for.
 CREATE OR REPLACE FUNCTION leasehold.claim(
     p_name text, p_token bytea, p_units bigint, p_capacity bigint, p_holder bytea, p_label text,
     p_note text, p_ttl_us bigint, p_patience_us bigint, p_join boolean, p_bell bigint,
+    p_plain text DEFAULT NULL,
     OUT standing text, OUT fence bigint, OUT span_us bigint, OUT ahead integer, OUT holder bytea,
     OUT label text, OUT capacity bigint
-) LANGUAGE plpgsql SET lock_timeout = '1500ms' AS $$
+) LANGUAGE plpgsql SET enable_seqscan = off AS $$
+DECLARE
+    v_now timestamptz;
+    v_watched boolean;
 BEGIN
-    SELECT * INTO standing, fence, span_us, ahead, holder, label, capacity FROM leasehold.place(
-        p_name, p_token, p_units, p_capacity, p_holder, p_label, p_note, NULL, p_ttl_us,
-        p_patience_us, p_join, p_bell);
-    IF standing <> 'held' THEN
+    IF p_plain IS NULL THEN
+        PERFORM set_config('lock_timeout', '1500ms', true);
+    END IF;
+    LOOP
+        -- The usual case: nobody is in line, so the claim holds. The number is taken with the line
+        -- locked, by being in it: numbers taken before could come out of order.
+        v_now := clock_timestamp();
+        WITH line AS (
+            INSERT INTO leasehold.lines VALUES (
+                p_name, p_capacity, 1, 1, p_units, 0, 1,
+                v_now + (p_ttl_us + 60000000) * interval '1 microsecond', p_token)
+            ON CONFLICT DO NOTHING RETURNING 1
+        )
+        INSERT INTO leasehold.claims AS c
+            SELECT p_name, leasehold.next_fence(), p_token, p_units, 1, p_holder, p_label, p_note,
+                p_plain, v_now, v_now, v_now + p_ttl_us * interval '1 microsecond', p_bell
+            FROM line
+            RETURNING c.fence, EXISTS (SELECT FROM leasehold.watchers w WHERE w.until > v_now)
+            INTO fence, v_watched;
+        IF FOUND THEN
+            standing := 'held';
+            span_us := p_ttl_us;
+            IF v_watched THEN
+                PERFORM leasehold.tell('granted', p_name, fence, p_holder, p_label, '');
+            END IF;
+            -- As many as new lines come, now and then in a row: nobody else looks after lines
+            -- that nobody asks about.
+            IF random() < 0.05 THEN
+                PERFORM leasehold.sweep(40);
+            END IF;
+            RETURN;
+        END IF;
+        SELECT * INTO standing, fence, span_us, ahead, holder, label, capacity
+            FROM leasehold.stand(p_name, p_token, p_units, p_capacity, p_holder, p_label, p_note,
+                p_ttl_us, p_patience_us, p_join, p_bell, p_plain);
+        EXIT WHEN standing IS NOT NULL;
+        -- Whoever was in line left in between, or had expired.
+    END LOOP;
+    IF standing <> 'held' AND p_plain IS NULL THEN
         PERFORM set_config('synchronous_commit', 'off', true);
     END IF;
 END
@@ -130,7 +153,9 @@ CREATE OR REPLACE FUNCTION leasehold.renew(
     p_names text[], p_tokens bytea[], p_ttls_us bigint[], p_patiences_us bigint[]
 ) RETURNS TABLE (
     at bigint, standing text, fence bigint, span_us bigint, ahead integer, holder bytea, label text
-) LANGUAGE plpgsql SET lock_timeout = '1500ms' AS $$
+) LANGUAGE plpgsql
+SET lock_timeout = '1500ms' SET enable_seqscan = off SET enable_bitmapscan = off
+SET jit = off AS $$
 DECLARE
     v_line leasehold.lines;
     v_mine leasehold.claims;
@@ -217,17 +242,17 @@ BEGIN
 END
 $$;
 
--- Gives claims back or takes them out of their lines. A row for each, with its place in the arrays;
--- `holder` and `label` say who holds a name whose claim was not there.
-CREATE OR REPLACE FUNCTION leasehold.release(p_names text[], p_tokens bytea[])
+-- What `release` does where others are in line, or for several claims.
+CREATE OR REPLACE FUNCTION leasehold.give_back(p_names text[], p_tokens bytea[])
 RETURNS TABLE (at bigint, released boolean, holder bytea, label text)
-LANGUAGE plpgsql SET lock_timeout = '1500ms' AS $$
+LANGUAGE plpgsql
+SET lock_timeout = '1500ms' SET enable_seqscan = off SET enable_bitmapscan = off
+SET jit = off AS $$
 DECLARE
     v_line leasehold.lines;
     v_key record;
     v_name text;
 BEGIN
-    PERFORM set_config('synchronous_commit', 'off', true);
     FOR v_key IN
         SELECT k.* FROM unnest(p_names, p_tokens) WITH ORDINALITY AS k (name, token, at)
         ORDER BY k.name COLLATE "C", k.at
@@ -254,9 +279,51 @@ BEGIN
 END
 $$;
 
+-- Gives claims back or takes them out of their lines. A row for each, with its place in the arrays;
+-- `holder` and `label` say who holds a name whose claim was not there.
+CREATE OR REPLACE FUNCTION leasehold.release(p_names text[], p_tokens bytea[])
+RETURNS TABLE (at bigint, released boolean, holder bytea, label text)
+LANGUAGE plpgsql SET enable_seqscan = off AS $$
+DECLARE
+    v_now timestamptz := clock_timestamp();
+    v_gone record;
+BEGIN
+    PERFORM set_config('synchronous_commit', 'off', true), set_config('lock_timeout', '1500ms', true);
+    IF cardinality(p_names) = 1 THEN
+        -- The usual case: nobody else ever was in line, so the line goes with the claim.
+        WITH line AS (
+            DELETE FROM leasehold.lines l WHERE l.name = p_names[1] AND l.sole = p_tokens[1]
+            RETURNING 1
+        )
+        DELETE FROM leasehold.claims c USING line
+            WHERE c.name = p_names[1] AND c.token = p_tokens[1]
+            RETURNING c.fence, c.holder, c.label, c.expires > v_now AS live,
+                EXISTS (SELECT FROM leasehold.watchers w WHERE w.until > v_now) AS watched
+            INTO v_gone;
+        IF FOUND THEN
+            IF NOT v_gone.live THEN
+                INSERT INTO leasehold.counts (expired) VALUES (1);
+            END IF;
+            IF v_gone.watched THEN
+                PERFORM leasehold.tell(
+                    CASE WHEN v_gone.live THEN 'released' ELSE 'expired' END,
+                    p_names[1], v_gone.fence, v_gone.holder, v_gone.label, '');
+            END IF;
+            at := 1;
+            released := v_gone.live;
+            RETURN NEXT;
+            RETURN;
+        END IF;
+    END IF;
+    RETURN QUERY SELECT * FROM leasehold.give_back(p_names, p_tokens);
+END
+$$;
+
 -- Takes a name from whoever holds it. A row for each of them, in order.
 CREATE OR REPLACE FUNCTION leasehold.evict(p_name text, p_reason text)
-RETURNS TABLE (holder bytea, label text) LANGUAGE plpgsql SET lock_timeout = '1500ms' AS $$
+RETURNS TABLE (holder bytea, label text) LANGUAGE plpgsql
+SET lock_timeout = '1500ms' SET enable_seqscan = off SET enable_bitmapscan = off
+SET jit = off AS $$
 DECLARE
     v_line leasehold.lines;
     v_gone record;

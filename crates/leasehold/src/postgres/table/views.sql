@@ -42,7 +42,7 @@ $$;
 -- Adds a client's counts to the store's; also the time to look after lines that nobody asks about.
 CREATE OR REPLACE FUNCTION leasehold.tally(
     p_acquired bigint, p_released bigint, p_contended bigint, p_expired bigint, p_lost bigint
-) RETURNS void LANGUAGE plpgsql AS $$
+) RETURNS void LANGUAGE plpgsql SET jit = off AS $$
 BEGIN
     PERFORM set_config('synchronous_commit', 'off', true);
     PERFORM leasehold.sweep(1000);
