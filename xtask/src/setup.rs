@@ -46,6 +46,7 @@ const REQUIREMENTS: &[Requirement] = &[
     Requirement { package: "postgresql", needs: Needs::Program("initdb") },
     Requirement { package: "postgresql", needs: Needs::Program("postgres") },
     Requirement { package: "postgresql-client", needs: Needs::Program("psql") },
+    Requirement { package: "pgbouncer", needs: Needs::Program("pgbouncer") },
     Requirement { package: "openssl", needs: Needs::Program("openssl") },
     Requirement { package: "python3", needs: Needs::Program("python3") },
     Requirement { package: "python3-venv", needs: Needs::PythonModules("ensurepip, venv") },

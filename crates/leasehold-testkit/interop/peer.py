@@ -20,6 +20,9 @@ The kinds, and where each keeps the lock of NAME:
     redis-py-asyncio   the same, with the package's asyncio half
     python-redis-lock  the Redis key lock:NAME, and the list lock-signal:NAME to wake waiters;
                        ttl and waits are whole seconds, rounded up
+    psycopg            the functions of leasehold's own store in PostgreSQL, as an application calls
+                       them from a transaction of its own
+    asyncpg            the same, in autocommit
     kazoo              below the ZooKeeper node /NAME; it lasts as long as the session, without ttl
 
 No lock is renewed: it ends with its ttl, as it does for who holds one for too long.
@@ -146,6 +149,61 @@ class PythonRedisLock:
         return True
 
 
+class Psycopg:
+    """`acquire_lock` and its kin in leasehold's schema, each in a transaction of the caller's."""
+
+    def __init__(self, url):
+        import psycopg
+
+        self.connection = psycopg.connect(url)
+        self.holder = f"psycopg:{os.getpid()}"
+
+    def call(self, statement, *values):
+        with self.connection.transaction():
+            return self.connection.execute(statement, values).fetchone()[0]
+
+    def try_lock(self, name, ttl_ms):
+        return self.call(
+            "SELECT leasehold.acquire_lock(%s, %s, %s, %s::jsonb)",
+            name,
+            self.holder,
+            ttl_ms / 1000,
+            '{"by": "a test"}',
+        )
+
+    def lock(self, name, ttl_ms, wait_ms):
+        end = time.monotonic() + wait_ms / 1000
+        while not self.try_lock(name, ttl_ms):
+            if time.monotonic() >= end:
+                return False
+            time.sleep(0.02)
+        return True
+
+    def release(self, name):
+        return self.call("SELECT leasehold.release_lock(%s, %s)", name, self.holder)
+
+    def extend(self, name, ttl_ms):
+        return self.call(
+            "SELECT leasehold.extend_lock(%s, %s, %s)", name, self.holder, ttl_ms / 1000
+        )
+
+
+class Asyncpg(Psycopg):
+    """The same with asyncpg, in autocommit."""
+
+    def __init__(self, url):
+        import asyncpg
+
+        self.loop = asyncio.new_event_loop()
+        self.connection = self.loop.run_until_complete(asyncpg.connect(url))
+        self.holder = f"asyncpg:{os.getpid()}"
+
+    def call(self, statement, *values):
+        for place in range(1, len(values) + 1):
+            statement = statement.replace("%s", f"${place}", 1)
+        return self.loop.run_until_complete(self.connection.fetchval(statement, *values))
+
+
 class Kazoo:
     """`kazoo.recipe.lock.Lock`."""
 
@@ -186,6 +244,8 @@ KINDS = {
     "redis-py": RedisPy,
     "redis-py-asyncio": RedisPyAsyncio,
     "python-redis-lock": PythonRedisLock,
+    "psycopg": Psycopg,
+    "asyncpg": Asyncpg,
     "kazoo": Kazoo,
 }
 

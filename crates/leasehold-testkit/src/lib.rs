@@ -46,5 +46,5 @@ pub use error::{Error, Result};
 pub use folder::remove_orphans;
 pub use peer::{Peer, PeerKind};
 pub use proxy::{AfterLoss, Direction, Proxy, Traffic};
-pub use servers::{Etcd, Group, Postgres, Redis, SentinelGroup, Server, Zookeeper};
+pub use servers::{Etcd, Group, Pgbouncer, Postgres, Redis, SentinelGroup, Server, Zookeeper};
 pub use worker::Worker;

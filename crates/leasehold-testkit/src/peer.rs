@@ -37,6 +37,10 @@ pub enum PeerKind {
     Redlock,
     /// `Mutex` of redis-semaphore of npm.
     RedisSemaphore,
+    /// The SQL functions of leasehold's PostgreSQL store, called with psycopg.
+    Psycopg,
+    /// The same with asyncpg.
+    Asyncpg,
     /// `Lock` of kazoo on ZooKeeper. It has no ttl, and cannot be extended.
     Kazoo,
 }
@@ -51,11 +55,18 @@ impl PeerKind {
         PeerKind::RedisSemaphore,
     ];
 
+    /// Those that call SQL functions on PostgreSQL.
+    pub const ON_POSTGRES: [PeerKind; 2] = [PeerKind::Psycopg, PeerKind::Asyncpg];
+
     /// Where the package keeps the lock of a name: a key of Redis, or the path of ZooKeeper below
     /// which it is.
     pub fn key(self, name: &str) -> String {
         match self {
-            PeerKind::RedisPy | PeerKind::RedisPyAsyncio | PeerKind::Redlock => name.to_owned(),
+            PeerKind::RedisPy
+            | PeerKind::RedisPyAsyncio
+            | PeerKind::Redlock
+            | PeerKind::Psycopg
+            | PeerKind::Asyncpg => name.to_owned(),
             PeerKind::PythonRedisLock => format!("lock:{name}"),
             PeerKind::RedisSemaphore => format!("mutex:{name}"),
             PeerKind::Kazoo => format!("/{name}"),
@@ -70,6 +81,8 @@ impl PeerKind {
             PeerKind::PythonRedisLock => "python-redis-lock",
             PeerKind::Redlock => "redlock",
             PeerKind::RedisSemaphore => "redis-semaphore",
+            PeerKind::Psycopg => "psycopg",
+            PeerKind::Asyncpg => "asyncpg",
             PeerKind::Kazoo => "kazoo",
         }
     }

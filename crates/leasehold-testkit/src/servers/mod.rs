@@ -10,6 +10,7 @@
 
 mod etcd;
 mod group;
+mod pgbouncer;
 mod postgres;
 mod probe;
 mod redis;
@@ -22,6 +23,7 @@ use std::time::{Duration, Instant};
 
 pub use etcd::Etcd;
 pub use group::{Group, SENTINEL_SERVICE, SentinelGroup};
+pub use pgbouncer::Pgbouncer;
 pub use postgres::Postgres;
 pub use redis::{Redis, UNIX_SOCKET};
 pub use server::Server;

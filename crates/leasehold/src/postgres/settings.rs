@@ -33,7 +33,7 @@ const EXCHANGE_LIMIT: Duration = Duration::from_secs(5);
 
 /// How many connections a runtime opens at most, beside the one that hears bells: enough that a
 /// statement which waits for a line, or for the disk, does not hold up the others.
-const CONNECTIONS: u64 = 4;
+const CONNECTIONS: u64 = 3;
 const CONNECTIONS_MAX: u64 = 64;
 
 /// The longest schema name: PostgreSQL's 63 bytes, less what is put behind it for a channel.

@@ -130,7 +130,8 @@ fn clock(server_ms: i64) -> Finding {
 }
 
 fn connections(used: i64, most: i32) -> Finding {
-    let found = format!("{used} of {most} in use; each client needs 2, and up to 6 under load");
+    let found =
+        format!("{used} of {most} in use; each client needs 1 to 3, and up to 7 under load");
     if used * 10 < i64::from(most) * 9 {
         return good("connections", found);
     }

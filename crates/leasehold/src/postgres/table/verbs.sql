@@ -334,7 +334,9 @@ BEGIN
     END IF;
     FOR v_gone IN
         WITH gone AS (
-            DELETE FROM leasehold.claims c WHERE c.name = p_name AND c.granted IS NOT NULL
+            DELETE FROM leasehold.claims c WHERE c.name = p_name AND c.fence IN (
+                SELECT h.fence FROM leasehold.claims h
+                WHERE h.name = p_name ORDER BY h.fence LIMIT v_line.held)
             RETURNING c.fence, c.holder, c.label
         )
         SELECT * FROM gone ORDER BY gone.fence

@@ -1,0 +1,83 @@
+//! PgBouncer: a proxy before a PostgreSQL server that lends connections for one transaction each.
+//!
+//! It refuses to run as root, so root starts it as the user `postgres`.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+
+use rustix::process::Signal;
+
+use super::group::start_with;
+use super::probe::Probe;
+use super::server::{Plan, Server};
+use super::with_retries;
+use crate::error::{Doing, Result};
+use crate::folder::Folder;
+use crate::ports::Port;
+use crate::programs::{self, User};
+
+/// The Debian package that has the proxy.
+const PACKAGE: &str = "pgbouncer";
+
+/// Starts a PgBouncer before a server without a password, in transaction mode.
+#[derive(Clone, Debug)]
+pub struct Pgbouncer {
+    server_port: u16,
+    pool_size: u32,
+}
+
+impl Pgbouncer {
+    /// A proxy before `server`, with a few connections to it.
+    pub fn before(server: &Server) -> Pgbouncer {
+        Pgbouncer { server_port: server.port(), pool_size: 4 }
+    }
+
+    /// How many connections to the server there are at most.
+    pub fn pool_size(mut self, connections: u32) -> Pgbouncer {
+        self.pool_size = connections;
+        self
+    }
+
+    /// Starts the proxy.
+    pub async fn start(&self) -> Result<Server> {
+        start_with(self, Pgbouncer::start_blocking).await
+    }
+
+    /// [`start`](Pgbouncer::start) for callers that may block.
+    pub fn start_blocking(&self) -> Result<Server> {
+        with_retries(|| Server::ready(self.plan()?))
+    }
+
+    fn plan(&self) -> Result<Plan> {
+        let (port, folder) = (Port::reserve()?, Folder::new()?);
+        let user = User::instead_of_root("postgres", PACKAGE)?;
+        let (settings, users) = (folder.path().join("pgbouncer.ini"), folder.path().join("users"));
+        let text = format!(
+            "[databases]\n* = host=127.0.0.1 port={}\n[pgbouncer]\nlisten_addr = 127.0.0.1\n\
+             listen_port = {}\nunix_socket_dir =\nauth_type = trust\nauth_file = {}\n\
+             pool_mode = transaction\ndefault_pool_size = {}\nmax_client_conn = 500\n",
+            self.server_port,
+            port.number(),
+            users.display(),
+            self.pool_size,
+        );
+        let doing = || "write the settings of `pgbouncer`".to_owned();
+        fs::write(&settings, text).doing(doing)?;
+        fs::write(&users, "\"postgres\" \"\"\n").doing(doing)?;
+        for (path, mode) in [(folder.path(), 0o711), (&settings, 0o644), (&users, 0o644)] {
+            fs::set_permissions(path, Permissions::from_mode(mode)).doing(doing)?;
+        }
+        Ok(Plan {
+            name: "pgbouncer",
+            url: format!("postgres://postgres@{}/postgres", port.address()),
+            program: programs::find("pgbouncer", PACKAGE)?,
+            arguments: vec![settings.into()],
+            environment: Vec::new(),
+            user,
+            probe: Probe::Postgres,
+            polite: Signal::INT,
+            ports: vec![port],
+            folder,
+        })
+    }
+}

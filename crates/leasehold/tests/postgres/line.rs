@@ -1,0 +1,182 @@
+//! Long lines, many waiters, one-off names, and failures in the middle of many names.
+
+use std::time::Duration;
+
+use leasehold::layer::chaos::{Chaos, Verb};
+use leasehold::postgres::LeaseTable;
+use leasehold::{Client, Lease, connect};
+use leasehold_testkit::{Clock, Postgres};
+
+use crate::support::{LONG, fresh_schema, server, soon, until, until_waiting};
+
+/// The pages a statement touches, counted by the server itself.
+fn pages(schema: &str, call: &str) -> u64 {
+    // The first call in a session reads the catalogue and makes plans; the last one is looked at.
+    let explain = format!("EXPLAIN (ANALYZE, BUFFERS, TIMING OFF) SELECT * FROM {schema}.{call}");
+    let warm = format!("BEGIN; {explain}; {explain}; {explain}; ROLLBACK;");
+    let said = server().sql(&warm).expect("explained");
+    let counted = |line: &str| {
+        let numbers = line.trim().strip_prefix("Buffers: shared hit=")?;
+        let hit: u64 = numbers.split(' ').next()?.parse().ok()?;
+        Some(hit)
+    };
+    let lines: Vec<u64> = said.lines().filter_map(counted).collect();
+    // Each EXPLAIN tells of its execution, and the first ones of planning as well.
+    *lines.iter().rev().min().expect("an explanation")
+}
+
+#[tokio::test]
+async fn the_work_of_a_verb_does_not_grow_with_the_line() {
+    let mut touched = Vec::new();
+    for length in [10, 9_990] {
+        let schema = fresh_schema();
+        let url = format!("{}?schema={schema}", server().url());
+        LeaseTable::open(&url).await.expect("installed");
+        let token = |at: &str| format!("decode(lpad(to_hex({at}), 32, '0'), 'hex')");
+        let all = format!(
+            "SELECT count(*) FROM generate_series(1, {length}) i, LATERAL {schema}.claim('n', {}, \
+             4294967295, 4294967295, {}, 'l', '', 3600000000, 3600000000, true, 7)",
+            token("i"),
+            token("0"),
+        );
+        server().sql(&all).expect("a line");
+        let (middle, new) = (token(&(length / 2).to_string()), token("1000000"));
+        let claim = |token: &str, join: bool| {
+            format!(
+                "claim('n', {token}, 4294967295, 4294967295, {}, 'l', '', 1000000, 1000000, \
+                 {join}, 7)",
+                self::token_of_nobody()
+            )
+        };
+        let calls = [
+            claim(&new, true),
+            claim(&new, false),
+            claim(&middle, true),
+            format!("renew(ARRAY['n'], ARRAY[{middle}], ARRAY[1000000], ARRAY[1000000])"),
+            format!("renew(ARRAY['n'], ARRAY[{new}], ARRAY[1000000], ARRAY[1000000])"),
+            format!("release(ARRAY['n'], ARRAY[{middle}])"),
+            format!("release(ARRAY['n'], ARRAY[{}])", token("1")),
+            "acquire_lock('n', 'me')".to_owned(),
+            "evict('n', 'a test')".to_owned(),
+        ];
+        touched.push(calls.map(|call| (pages(&schema, &call), call)));
+    }
+    for (short, long) in touched[0].iter().zip(&touched[1]) {
+        // A tree that is two levels deeper, and a window of neighbours on a few pages more.
+        assert!(long.0 <= short.0 + 60, "{} pages, then {} for {}", short.0, long.0, long.1);
+    }
+}
+
+fn token_of_nobody() -> &'static str {
+    "decode(repeat('00', 16), 'hex')"
+}
+
+#[tokio::test]
+async fn f116_a_thousand_waiters_need_few_connections_and_a_release_wakes_one() {
+    const WAITERS: usize = 1_000;
+    let schema = fresh_schema();
+    let url = format!("{}?schema={schema}", server().url());
+    let one = connect(&url).await.expect("connected");
+    let chaos = Chaos::default();
+    let engine = chaos.trouble(LeaseTable::open(&url).await.expect("connected"));
+    let crowd = Client::builder().engine(engine).expect("a client");
+    let lease = one.mutex("n").ttl(LONG).lock().await.expect("a lease");
+    let (sender, mut order) = tokio::sync::mpsc::channel::<Lease>(WAITERS);
+    for _ in 0..WAITERS {
+        let (request, sender) = (crowd.claim("n").ttl(LONG), sender.clone());
+        tokio::spawn(async move {
+            if let Ok(lease) = request.acquire().await {
+                sender.send(lease).await.expect("the test listens");
+            }
+        });
+    }
+    until_waiting(&one, "n", WAITERS).await;
+    let sql = format!(
+        "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'leasehold' \
+         AND query LIKE '%\"{schema}\"%'"
+    );
+    let connections: u32 = server().sql(&sql).expect("an answer").parse().expect("a number");
+    // Three for callers and three for the keeper at most, one for bells, and the other client's.
+    assert!(connections <= 3 + 3 + 1 + 3, "{connections} for two clients");
+    let mut held = lease;
+    for release in 0..10 {
+        let before = chaos.calls(Verb::Claim);
+        held.release().await.expect("an answer");
+        held = soon("the next grant", order.recv()).await.expect("somebody waits");
+        let woken = chaos.calls(Verb::Claim) - before;
+        assert!(woken <= 2, "release {release} woke {woken}");
+    }
+    soon("the close", crowd.close()).await.expect("closed");
+}
+
+#[tokio::test]
+async fn tables_are_small_again_after_a_hundred_thousand_one_off_names() {
+    const NAMES: u32 = 100_000;
+    let clock = Clock::new().expect("a clock");
+    let server = Postgres::new().clock(&clock).start().await.expect("a server");
+    let client = connect(server.url()).await.expect("connected");
+    let claim = |names: &str, count: u32| {
+        format!(
+            "SELECT count(*) FROM generate_series(1, {count}) i, LATERAL leasehold.claim( \
+             '{names}:' || i, decode(lpad(to_hex(i), 32, '0'), 'hex'), 4294967295, 4294967295, {}, \
+             'l', '', 600000000, 1000000, false, 0);",
+            token_of_nobody()
+        )
+    };
+    // Half of them are given back, half just lapse, as those of a rate limiter do.
+    server.sql(&claim("one-off", NAMES)).expect("claimed");
+    let give_back = format!(
+        "SELECT count(*) FROM generate_series(1, {NAMES}, 2) i, LATERAL leasehold.release( \
+         ARRAY['one-off:' || i], ARRAY[decode(lpad(to_hex(i), 32, '0'), 'hex')])"
+    );
+    server.sql(&give_back).expect("given back");
+    let lines = || -> u32 {
+        let count = server.sql("SELECT count(*) FROM leasehold.lines");
+        count.expect("an answer").parse().expect("a number")
+    };
+    assert_eq!(lines(), NAMES / 2, "what is given back is gone");
+    clock.advance(Duration::from_secs(700));
+    // Use alone clears them away: about two for each new name.
+    server.sql(&claim("other", NAMES / 10)).expect("claimed");
+    let left = lines();
+    assert!(left < NAMES / 2 - NAMES / 20, "{left} lines are left");
+    // A client's keeper does the rest, a thousand lines each time it tells its counts.
+    clock.advance(Duration::from_secs(700));
+    until("empty tables", async || {
+        server.sql("SELECT leasehold.tally(1, 0, 0, 0, 0)").expect("an answer");
+        lines() == 0
+    })
+    .await;
+    let rows = "SELECT (SELECT count(*) FROM leasehold.claims), \
+                (SELECT count(*) FROM leasehold.counts)";
+    assert_eq!(server.sql(rows).expect("an answer"), "0|1");
+    let stats = client.store_stats().await.expect("an answer");
+    assert_eq!(stats.counts.expired, u64::from(NAMES / 2 + NAMES / 10));
+}
+
+#[tokio::test]
+async fn batches_over_the_same_names_in_any_order_never_deadlock() {
+    let url = format!("{}?schema={}", server().url(), fresh_schema());
+    let names: Vec<String> = (0..20).map(|name| format!("batch:{name}")).collect();
+    let mut tasks = Vec::new();
+    for task in 0..6 {
+        let client = connect(&url).await.expect("connected");
+        let mut names = names.clone();
+        names.rotate_left(task * 3);
+        tasks.push(tokio::spawn(async move {
+            for _ in 0..10 {
+                let mut leases = Vec::new();
+                for name in &names {
+                    leases.extend(client.mutex(name).ttl(LONG).try_lock().await.expect("answered"));
+                }
+                // The keeper gives them back in one exchange, in this order.
+                drop(leases);
+            }
+            client.close().await.expect("closed");
+        }));
+    }
+    for task in tasks {
+        soon("all rounds", task).await.expect("the task ends");
+    }
+    assert!(!server().log().contains("deadlock detected"));
+}

@@ -1,0 +1,198 @@
+//! Plain SQL clients on the same lines, and the checking half of a fence.
+
+use std::time::Duration;
+
+use leasehold::{Client, connect};
+use leasehold_testkit::{Peer, PeerKind, Postgres, Server};
+
+use crate::support::{LONG, fresh_schema, granted, server, soon, until, until_waiting, waiter};
+
+struct Lab {
+    client: Client,
+    schema: String,
+}
+
+impl Lab {
+    async fn new() -> Self {
+        let schema = fresh_schema();
+        let client = connect(format!("{}?schema={schema}", server().url())).await;
+        Self { client: client.expect("connected"), schema }
+    }
+
+    /// Runs statements with the functions at hand by their names.
+    fn sql(&self, statements: &str) -> String {
+        let path = format!("SET search_path = \"{}\"; {statements}", self.schema);
+        server().sql(&path).expect("an answer")
+    }
+
+    fn refused(&self, statements: &str) -> String {
+        let path = format!("SET search_path = \"{}\"; {statements}", self.schema);
+        server().sql(&path).expect_err("refused").to_string()
+    }
+}
+
+#[tokio::test]
+async fn plain_clients_and_the_library_exclude_each_other() {
+    let lab = Lab::new().await;
+    assert_eq!(lab.sql("SELECT acquire_lock('n', 'worker-1')"), "t");
+    assert!(lab.client.mutex("n").try_lock().await.expect("an answer").is_none());
+    assert_eq!(lab.sql("SELECT acquire_lock('n', 'worker-2')"), "f");
+    let next = waiter(lab.client.claim("n").ttl(LONG).note("release 42"));
+    until_waiting(&lab.client, "n", 1).await;
+    assert_eq!(lab.sql("SELECT release_lock('n', 'worker-2')"), "f");
+    assert_eq!(lab.sql("SELECT release_lock('n', 'worker-1')"), "t");
+    let lease = granted(next).await;
+    assert_eq!(lab.sql("SELECT acquire_lock('n', 'worker-1')"), "f");
+    let seen = "SELECT lock_name, holder_id, metadata FROM distributed_locks";
+    let label = lab.client.holder().label().to_owned();
+    assert_eq!(lab.sql(seen), format!("n|{label}|{{\"note\": \"release 42\"}}"));
+    lease.release().await.expect("an answer");
+    assert_eq!(lab.sql(seen), "");
+}
+
+#[tokio::test]
+async fn the_same_holder_asking_again_extends() {
+    let lab = Lab::new().await;
+    let seconds = "SELECT round(extract(epoch FROM expires_at - clock_timestamp())) \
+                   FROM distributed_locks";
+    assert_eq!(lab.sql("SELECT acquire_lock('n', 'me', 10, '{\"job\": 7}')"), "t");
+    assert_eq!(lab.sql(seconds), "10");
+    assert_eq!(lab.sql("SELECT acquire_lock(p_lock_name => 'n', p_holder_id => 'me')"), "t");
+    assert_eq!(lab.sql(seconds), "30", "the default");
+    assert_eq!(lab.sql("SELECT extend_lock('n', 'me', 90.5)"), "t");
+    assert_eq!(lab.sql(seconds), "90");
+    assert_eq!(lab.sql("SELECT extend_lock('n', 'you', 90)"), "f");
+    assert_eq!(lab.sql("SELECT metadata->>'job' FROM distributed_locks"), "7");
+    let line = lab.client.show("n").await.expect("an answer").expect("a line");
+    assert_eq!(line.held[0].holder.label(), "me");
+}
+
+#[tokio::test]
+async fn f45_expiry_counts_from_the_call_in_the_middle_of_a_long_transaction() {
+    let lab = Lab::new().await;
+    let took = lab.sql(
+        "BEGIN; SELECT pg_sleep(1.2); SELECT acquire_lock('n', 'me', 1); \
+         SELECT extract(epoch FROM expires_at - clock_timestamp()) > 0.5, \
+         acquired_at > now() + interval '1 s' FROM distributed_locks; COMMIT;",
+    );
+    assert_eq!(took.trim(), "t\nt|t", "counted from now() it would be over already");
+    let other = soon("a grant", lab.client.mutex("n").lock()).await.expect("a lease");
+    assert!(other.is_held());
+}
+
+#[tokio::test]
+async fn a_name_in_somebodys_open_transaction_holds_up_nobody_else() {
+    let lab = Lab::new().await;
+    let lease =
+        lab.client.mutex("other").ttl(Duration::from_secs(3)).lock().await.expect("a lease");
+    let held_up = {
+        let schema = lab.schema.clone();
+        std::thread::spawn(move || {
+            let open = format!(
+                "SET search_path = \"{schema}\"; BEGIN; SELECT acquire_lock('n', 'me'); \
+                 SELECT pg_sleep(4); ROLLBACK;"
+            );
+            server().sql(&open)
+        })
+    };
+    let busy = format!(
+        "SELECT count(*) FROM pg_stat_activity WHERE query LIKE '%{}%pg_sleep(4)%' AND \
+                        wait_event = 'PgSleep'",
+        lab.schema
+    );
+    until("the transaction", async || server().sql(&busy).expect("an answer") == "1").await;
+    let asked = tokio::spawn({
+        let mutex = lab.client.mutex("n").ttl(LONG);
+        async move { mutex.lock().await }
+    });
+    for name in 0..20 {
+        let mutex = lab.client.mutex(format!("free:{name}"));
+        soon("a grant", mutex.lock()).await.expect("a lease").release().await.expect("an answer");
+    }
+    soon("a renewal", lease.extend(Duration::from_secs(3))).await.expect("renewed");
+    // It is tried again until the transaction is over, or given up with an error that says why.
+    match soon("the end", asked).await.expect("the task ends") {
+        Ok(lease) => assert!(lease.is_held()),
+        Err(error) => assert!(error.to_string().contains("keeps the line locked"), "{error}"),
+    }
+    held_up.join().expect("it ends").expect("rolled back");
+}
+
+#[tokio::test]
+async fn bad_input_of_plain_clients_is_refused() {
+    let lab = Lab::new().await;
+    let long = "x".repeat(513);
+    for (call, word) in [
+        ("acquire_lock('', 'me')".to_owned(), "1 to 512 bytes"),
+        (format!("acquire_lock('{long}', 'me')"), "1 to 512 bytes"),
+        ("acquire_lock(NULL, 'me')".to_owned(), "1 to 512 bytes"),
+        ("acquire_lock('n', '')".to_owned(), "holder id"),
+        (format!("acquire_lock('n', '{long}')"), "holder id"),
+        ("acquire_lock('n', 'me', 0)".to_owned(), "between 0.1 and 86400"),
+        ("acquire_lock('n', 'me', -1)".to_owned(), "between 0.1 and 86400"),
+        ("acquire_lock('n', 'me', 'NaN')".to_owned(), "between 0.1 and 86400"),
+        ("acquire_lock('n', 'me', 1e9)".to_owned(), "between 0.1 and 86400"),
+        ("extend_lock('n', 'me', NULL)".to_owned(), "between 0.1 and 86400"),
+        ("acquire_lock('n', 'me', 1, to_jsonb(repeat('x', 5000)))".to_owned(), "4096"),
+    ] {
+        let error = lab.refused(&format!("SELECT {call}"));
+        assert!(error.contains(word), "{call}: {error}");
+    }
+    let odd = "SELECT acquire_lock(E'o\\'; DROP TABLE claims; --', E'a\\nb', 5), holder_id = E'a\\nb' \
+               FROM distributed_locks";
+    assert_eq!(lab.sql("SELECT acquire_lock(E'o\\'; DROP TABLE claims; --', E'a\\nb', 5)"), "t");
+    assert_eq!(lab.sql(odd), "t|t");
+    let line = lab.client.show("o'; DROP TABLE claims; --").await.expect("an answer");
+    assert_eq!(line.expect("a line").held[0].holder.label(), "a?b", "safe to print");
+}
+
+#[tokio::test]
+async fn a_paused_holders_late_write_is_refused_by_its_fence() {
+    let lab = Lab::new().await;
+    lab.sql("CREATE TABLE account (balance int); INSERT INTO account VALUES (0)");
+    let mutex = lab.client.mutex("account").ttl(Duration::from_millis(200)).renew(false);
+    let paused = mutex.lock().await.expect("a lease");
+    let other = lab.client.mutex("account").ttl(LONG);
+    let next = soon("the end of its ttl", other.lock()).await.expect("a lease");
+    let write = |fence: u64, amount: u32| {
+        format!(
+            "BEGIN; SELECT fence_check('account', {fence}); \
+             UPDATE account SET balance = balance + {amount}; COMMIT;"
+        )
+    };
+    lab.sql(&write(next.fence(), 10));
+    // The first holder wakes up and believes that it still holds.
+    let error = lab.refused(&write(paused.fence(), 1));
+    assert!(error.contains("is old"), "{error}");
+    lab.sql(&write(next.fence(), 10));
+    assert_eq!(lab.sql("SELECT balance FROM account"), "20");
+    assert_eq!(lab.sql("SELECT fence_forget('account')"), "t");
+}
+
+async fn excludes(server: &Server, kind: PeerKind) {
+    let client = connect(server.url()).await.expect("connected");
+    let name = format!("peer:{kind}");
+    let mut peer = Peer::spawn(kind, &[server.url()]).await.expect("a peer");
+    assert!(peer.try_lock(&name, LONG).await.expect("an answer"));
+    assert!(client.mutex(&name).try_lock().await.expect("an answer").is_none());
+    assert!(peer.extend(&name, LONG).await.expect("an answer"));
+    let next = waiter(client.claim(&name).ttl(LONG));
+    until_waiting(&client, &name, 1).await;
+    assert!(peer.release(&name).await.expect("an answer"));
+    let lease = granted(next).await;
+    assert!(!peer.try_lock(&name, LONG).await.expect("an answer"));
+    assert!(!peer.extend(&name, LONG).await.expect("an answer"));
+    lease.release().await.expect("an answer");
+    assert!(peer.lock(&name, Duration::from_millis(500), LONG).await.expect("an answer"));
+    peer.kill().expect("killed");
+    // Its lock ends by its ttl.
+    drop(soon("a grant", client.mutex(&name).lock()).await.expect("a lease"));
+}
+
+#[tokio::test]
+async fn psycopg_and_asyncpg_take_part_as_applications_write_it() {
+    let server = Postgres::new().start().await.expect("a server");
+    for kind in PeerKind::ON_POSTGRES {
+        excludes(&server, kind).await;
+    }
+}

@@ -1,0 +1,54 @@
+//! F73: a proxy in between that lends server connections for the length of a transaction.
+
+use leasehold::engine::Level;
+use leasehold::{Released, connect};
+use leasehold_testkit::Pgbouncer;
+
+use crate::support::{LONG, fresh_schema, granted, server, soon, until_waiting, waiter};
+
+#[tokio::test]
+async fn f73_everything_works_behind_a_pooler_and_bells_fall_back_to_polling() {
+    let pooler = Pgbouncer::before(server()).start().await.expect("a pooler");
+    let schema = fresh_schema();
+    let pooled = format!("{}?schema={schema}", pooler.url());
+    let (one, two) = (connect(&pooled).await.expect("a"), connect(&pooled).await.expect("b"));
+    let lease = one.mutex("n").ttl(LONG).lock().await.expect("a lease");
+    assert!(two.mutex("n").try_lock().await.expect("an answer").is_none());
+    let next = waiter(two.claim("n").ttl(LONG));
+    until_waiting(&one, "n", 1).await;
+    soon("a renewal", lease.extend(LONG)).await.expect("renewed");
+    assert_eq!(lease.release().await.expect("an answer"), Released::Released);
+    let lease = granted(next).await;
+    let findings = soon("the examination", two.examine()).await.expect("an answer");
+    let bells = findings.iter().find(|finding| finding.subject == "bells").expect("looked at");
+    assert_eq!(bells.level, Level::Warning, "{bells:?}");
+    assert!(bells.found.contains("pooling proxy"), "{bells:?}");
+    // Those with and without a pooler in between are in one line.
+    let direct = connect(format!("{}?schema={schema}", server().url())).await.expect("connected");
+    let next = waiter(direct.claim("n").ttl(LONG));
+    until_waiting(&one, "n", 1).await;
+    lease.release().await.expect("an answer");
+    assert!(granted(next).await.is_held());
+    let findings = direct.examine().await.expect("an answer");
+    let bells = findings.iter().find(|finding| finding.subject == "bells").expect("looked at");
+    assert_eq!(bells.level, Level::Good, "{bells:?}");
+}
+
+#[tokio::test]
+async fn f73_many_clients_share_a_pool_of_one() {
+    let pooler = Pgbouncer::before(server()).pool_size(1).start().await.expect("a pooler");
+    let pooled = format!("{}?schema={}", pooler.url(), fresh_schema());
+    let mut tasks = Vec::new();
+    for _ in 0..8 {
+        let client = connect(&pooled).await.expect("connected");
+        tasks.push(tokio::spawn(async move {
+            for _ in 0..5 {
+                let lease = client.mutex("n").ttl(LONG).lock().await.expect("a lease");
+                lease.release().await.expect("an answer");
+            }
+        }));
+    }
+    for task in tasks {
+        soon("all turns", task).await.expect("the task ends");
+    }
+}

@@ -1,0 +1,115 @@
+//! Servers to test on, and waiting for facts.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use leasehold::{Client, Lease, Request, Result, connect};
+use leasehold_testkit::{Postgres, Proxy, Server};
+use tokio::task::JoinHandle;
+
+/// Far beyond every test, so that what is left behind is seen.
+pub(crate) const LONG: Duration = Duration::from_secs(300);
+
+/// How long an event may take before the test fails.
+pub(crate) const EVENT_MAX: Duration = Duration::from_secs(30);
+
+/// A server that nothing is done to, for all tests that only need one.
+pub(crate) fn server() -> &'static Server {
+    static SERVER: OnceLock<Server> = OnceLock::new();
+    SERVER.get_or_init(|| {
+        Postgres::new().setting("max_connections", "400").start_blocking().expect("a server")
+    })
+}
+
+/// A schema that nobody else uses.
+pub(crate) fn fresh_schema() -> String {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    format!("test_{}", NEXT.fetch_add(1, Ordering::Relaxed))
+}
+
+/// A store on a server, reached directly and over a proxy.
+pub(crate) struct Troubled {
+    pub(crate) proxy: Proxy,
+    pub(crate) direct: String,
+    pub(crate) troubled: String,
+}
+
+impl Troubled {
+    pub(crate) async fn new(options: &str) -> Self {
+        let (server, schema) = (server(), fresh_schema());
+        let proxy = Proxy::start(server.address()).await.expect("a proxy");
+        let direct = format!("{}?schema={schema}", server.url());
+        let troubled =
+            format!("postgres://postgres@{}/postgres?schema={schema}{options}", proxy.address());
+        Self { proxy, direct, troubled }
+    }
+
+    /// A client with trouble, and one without.
+    pub(crate) async fn clients(&self) -> (Client, Client) {
+        let other = connect(&self.direct).await.expect("connected");
+        (connect(&self.troubled).await.expect("connected"), other)
+    }
+}
+
+/// Awaits an event; panics when it does not come.
+#[track_caller]
+pub(crate) fn soon<T>(what: &str, event: impl Future<Output = T>) -> impl Future<Output = T> {
+    let place = std::panic::Location::caller();
+    async move {
+        let event = tokio::time::timeout(EVENT_MAX, event).await;
+        event.unwrap_or_else(|_| panic!("{place}: waited {EVENT_MAX:?} for {what}"))
+    }
+}
+
+/// Looks at a fact until it is true; panics when it does not become true.
+#[track_caller]
+pub(crate) fn until(what: &str, fact: impl AsyncFn() -> bool) -> impl Future<Output = ()> {
+    soon(what, async move {
+        while !fact().await {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    })
+}
+
+/// Waits until nobody is in the line of `name`.
+#[track_caller]
+pub(crate) fn until_free<'a>(client: &'a Client, name: &'a str) -> impl Future<Output = ()> + 'a {
+    until("the name to be free", async move || {
+        client.show(name).await.expect("an answer").is_none()
+    })
+}
+
+/// Waits until `count` claims wait for `name`.
+#[track_caller]
+pub(crate) fn until_waiting<'a>(
+    client: &'a Client,
+    name: &'a str,
+    count: usize,
+) -> impl Future<Output = ()> + 'a {
+    until("the waiting claims", async move || {
+        let line = client.show(name).await.expect("an answer");
+        line.map_or(0, |line| line.waiting.len()) == count
+    })
+}
+
+/// A claim that waits in a task of its own.
+pub(crate) fn waiter(request: Request) -> JoinHandle<Result<Lease>> {
+    tokio::spawn(async move { request.acquire().await })
+}
+
+/// The lease of a waiter.
+#[track_caller]
+pub(crate) fn granted(waiter: JoinHandle<Result<Lease>>) -> impl Future<Output = Lease> {
+    let grant = soon("a grant", waiter);
+    async move { grant.await.expect("the task ends").expect("a lease") }
+}
+
+/// Kills the server processes that listen for bells in a schema, or all of leasehold's.
+pub(crate) fn terminate(server: &Server, which: &str) -> u32 {
+    let sql = format!(
+        "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity \
+         WHERE application_name = 'leasehold' AND {which}"
+    );
+    server.sql(&sql).expect("an answer").trim().parse().expect("a number")
+}
