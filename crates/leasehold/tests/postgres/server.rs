@@ -66,6 +66,24 @@ async fn f71_killed_server_processes_cost_a_reconnect_and_nothing_else() {
 }
 
 #[tokio::test]
+async fn f72_fences_of_a_promoted_standby_are_above_all_before_although_it_lagged() {
+    let server = Postgres::new().start().await.expect("a server");
+    let client = connect(server.url()).await.expect("connected");
+    let last = client.mutex("n").lock().await.expect("a lease").fence();
+    server.shut_down().expect("it ends");
+    std::fs::write(server.folder().join("pg/standby.signal"), "").expect("written");
+    server.launch().expect("it starts");
+    server.wait_ready().await.expect("it answers");
+    let error = client.mutex("n").try_lock().await.expect_err("it takes no writes");
+    assert!(error.is_transient() && error.to_string().contains("standby"), "{error}");
+    server.sql("SELECT pg_promote()").expect("promoted");
+    // What the lost server gave out last never came here.
+    server.sql("SELECT setval('leasehold.arrivals', 1, false)").expect("set");
+    let lease = soon("a grant", client.mutex("n").lock()).await.expect("a lease");
+    assert!(lease.fence() > last + 1_000_000, "{} after {last}", lease.fence());
+}
+
+#[tokio::test]
 async fn f76_a_lost_listener_is_replaced_and_bells_ring_again() {
     let schema = fresh_schema();
     let url = format!("{}?schema={schema}", server().url());

@@ -8,8 +8,8 @@
 -- Plans are made for a session when a function first runs there, with the tables as small as they
 -- are then. So scans of whole tables are ruled out: they would be kept when a line has grown.
 --
--- `standing` is `held`, `queued`, `out`, `mismatch` or `full`. `span_us` is what remains of a lease,
--- or when to ask again. `holder` and `label` say who holds, where the claim is out.
+-- `standing` is `held`, `queued`, `out`, `mismatch` or `full`. `span_us` is what remains of a
+-- lease, or when to ask again. `holder` and `label` say who holds, where the claim is out.
 
 -- What `claim` does where somebody is in line already. No row is left in `standing` if that turns
 -- out to be wrong.
@@ -288,7 +288,8 @@ DECLARE
     v_now timestamptz := clock_timestamp();
     v_gone record;
 BEGIN
-    PERFORM set_config('synchronous_commit', 'off', true), set_config('lock_timeout', '1500ms', true);
+    PERFORM set_config('synchronous_commit', 'off', true),
+        set_config('lock_timeout', '1500ms', true);
     IF cardinality(p_names) = 1 THEN
         -- The usual case: nobody else ever was in line, so the line goes with the claim.
         WITH line AS (
