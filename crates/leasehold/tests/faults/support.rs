@@ -25,6 +25,9 @@ pub(crate) const EVENT_MAX: Duration = Duration::from_secs(30);
 #[derive(Debug)]
 pub(crate) enum Store {
     Memory(Memory),
+    /// The address of a schema of its own.
+    #[cfg(feature = "postgres")]
+    Postgres(String),
     #[cfg(feature = "sqlite")]
     Sqlite(tempfile::TempDir),
 }
@@ -33,15 +36,27 @@ impl Store {
     pub(crate) fn engine(&self) -> Arc<dyn Engine> {
         match self {
             Store::Memory(memory) => Arc::new(memory.clone()),
+            #[cfg(feature = "postgres")]
+            Store::Postgres(url) => Arc::new(postgres(url)),
             #[cfg(feature = "sqlite")]
             Store::Sqlite(folder) => Arc::new(sqlite(folder)),
         }
+    }
+
+    /// Whether answers come over a network, and so never within a few polls in a row.
+    pub(crate) fn is_remote(&self) -> bool {
+        !matches!(self.engine().info().engine, "memory" | "sqlite")
     }
 
     /// Two clients that share one connection.
     pub(crate) fn twins(&self) -> [Client; 2] {
         let clients = match self {
             Store::Memory(memory) => [0, 1].map(|_| Client::builder().engine(memory.clone())),
+            #[cfg(feature = "postgres")]
+            Store::Postgres(url) => {
+                let engine = postgres(url);
+                [0, 1].map(|_| Client::builder().engine(engine.clone()))
+            }
             #[cfg(feature = "sqlite")]
             Store::Sqlite(folder) => {
                 let engine = sqlite(folder);
@@ -58,6 +73,8 @@ impl Store {
     pub(crate) fn client_with(&self, builder: ClientBuilder) -> Client {
         let client = match self {
             Store::Memory(memory) => builder.engine(memory.clone()),
+            #[cfg(feature = "postgres")]
+            Store::Postgres(url) => builder.engine(postgres(url)),
             #[cfg(feature = "sqlite")]
             Store::Sqlite(folder) => builder.engine(sqlite(folder)),
         };
@@ -80,6 +97,30 @@ impl Store {
     }
 }
 
+/// Tests ask for engines where they cannot wait; here they may block.
+#[cfg(feature = "postgres")]
+fn postgres(url: &str) -> leasehold::postgres::LeaseTable {
+    let open = leasehold::postgres::LeaseTable::open(url);
+    let opened = match tokio::runtime::Handle::try_current() {
+        Ok(here) => tokio::task::block_in_place(|| here.block_on(open)),
+        // Its connection ends with this runtime; another is made where it is used.
+        Err(_) => runtime().block_on(open),
+    };
+    opened.expect("a schema of its own")
+}
+
+/// A schema of its own on a server that lives as long as this program.
+#[cfg(feature = "postgres")]
+pub(crate) fn postgres_url() -> String {
+    use std::sync::OnceLock;
+    use std::sync::atomic::{AtomicU32, Ordering};
+    static SERVER: OnceLock<leasehold_testkit::Server> = OnceLock::new();
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let start = || leasehold_testkit::Postgres::new().start_blocking().expect("a server");
+    let (url, next) = (SERVER.get_or_init(start).url(), NEXT.fetch_add(1, Ordering::Relaxed));
+    format!("{url}?schema=store_{next}")
+}
+
 #[cfg(feature = "sqlite")]
 fn sqlite(folder: &tempfile::TempDir) -> leasehold::sqlite::Sqlite {
     leasehold::sqlite::Sqlite::open(folder.path().join("locks.db")).expect("a file of its own")
@@ -89,6 +130,8 @@ fn sqlite(folder: &tempfile::TempDir) -> leasehold::sqlite::Sqlite {
 pub(crate) fn on_every_store(test: impl AsyncFn(Store)) {
     let stores = [
         Store::Memory(Memory::new()),
+        #[cfg(feature = "postgres")]
+        Store::Postgres(postgres_url()),
         #[cfg(feature = "sqlite")]
         Store::Sqlite(tempfile::tempdir().expect("a folder for the file")),
     ];

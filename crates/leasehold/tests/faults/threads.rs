@@ -82,6 +82,8 @@ fn f11_lease_dropped_without_a_runtime_is_released_when_the_store_is_back() {
 fn stores() -> Vec<Store> {
     vec![
         Store::Memory(leasehold::memory::Memory::new()),
+        #[cfg(feature = "postgres")]
+        Store::Postgres(crate::support::postgres_url()),
         #[cfg(feature = "sqlite")]
         Store::Sqlite(tempfile::tempdir().expect("a folder for the file")),
     ]
@@ -91,6 +93,8 @@ fn stores() -> Vec<Store> {
 fn urls() -> Vec<(String, Option<tempfile::TempDir>)> {
     let memory = format!("memory:blocking-{}", rand::random::<u64>());
     let mut urls = vec![(memory, None)];
+    #[cfg(feature = "postgres")]
+    urls.push((crate::support::postgres_url(), None));
     if cfg!(feature = "sqlite") {
         let folder = tempfile::tempdir().expect("a folder for the file");
         urls.push((format!("sqlite:{}", folder.path().join("locks.db").display()), Some(folder)));

@@ -5,9 +5,9 @@ use std::time::Duration;
 use leasehold::layer::chaos::{Chaos, Verb};
 use leasehold::postgres::LeaseTable;
 use leasehold::{Client, Lease, connect};
-use leasehold_testkit::{Clock, Postgres};
+use leasehold_testkit::{Clock, Postgres, Server};
 
-use crate::support::{LONG, fresh_schema, server, soon, until, until_waiting};
+use crate::support::{LONG, fresh_schema, granted, server, soon, until, until_waiting, waiter};
 
 /// The pages a statement touches, counted by the server itself.
 fn pages(schema: &str, call: &str) -> u64 {
@@ -69,6 +69,60 @@ async fn the_work_of_a_verb_does_not_grow_with_the_line() {
 
 fn token_of_nobody() -> &'static str {
     "decode(repeat('00', 16), 'hex')"
+}
+
+/// A server that flushes its log when somebody waits for that, and hardly ever else.
+async fn flushing_server() -> Server {
+    let postgres = Postgres::new().fsync(true).setting("wal_writer_delay", "10s");
+    postgres.setting("wal_writer_flush_after", "2GB").start().await.expect("a server")
+}
+
+fn flushes(server: &Server) -> i64 {
+    let flushes = server.sql("SELECT wal_sync FROM pg_stat_wal").expect("an answer");
+    flushes.parse().expect("a number")
+}
+
+/// Runs `act`, ends the client so that its server processes tell their counts, and counts flushes.
+async fn counted(server: &Server, act: impl AsyncFn(&Client)) -> i64 {
+    let client = connect(server.url()).await.expect("connected");
+    client.mutex("warm").lock().await.expect("a lease").release().await.expect("an answer");
+    server.sql("CHECKPOINT").expect("an answer");
+    let before = flushes(server);
+    act(&client).await;
+    drop(client);
+    let gone = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'leasehold'";
+    until("the end", async || server.sql(gone).expect("an answer") == "0").await;
+    flushes(server) - before
+}
+
+#[tokio::test]
+async fn a_grant_is_flushed_once_and_joining_and_releasing_are_not() {
+    const CYCLES: i64 = 40;
+    let server = flushing_server().await;
+    let uncontended = counted(&server, async |client| {
+        for cycle in 0..CYCLES {
+            let mutex = client.mutex(format!("n:{cycle}")).ttl(LONG);
+            let lease = mutex.lock().await.expect("a lease");
+            lease.release().await.expect("an answer");
+        }
+        client.close().await.expect("closed");
+    });
+    let uncontended = uncontended.await;
+    // Making connections, and what the server does by itself, flush a few times.
+    assert!((CYCLES..=CYCLES + 10).contains(&uncontended), "{uncontended} flushes");
+    let contended = counted(&server, async |client| {
+        let mut held = client.mutex("n").ttl(LONG).lock().await.expect("a lease");
+        for _ in 0..CYCLES {
+            let next = waiter(client.claim("n").ttl(LONG));
+            until_waiting(client, "n", 1).await;
+            held.release().await.expect("an answer");
+            held = granted(next).await;
+        }
+        held.release().await.expect("an answer");
+        client.close().await.expect("closed");
+    });
+    let contended = contended.await;
+    assert!((CYCLES..=CYCLES + 12).contains(&contended), "{contended} flushes");
 }
 
 #[tokio::test]
