@@ -234,3 +234,35 @@ async fn batches_over_the_same_names_in_any_order_never_deadlock() {
     }
     assert!(!server().log().contains("deadlock detected"));
 }
+
+#[tokio::test]
+async fn fences_rise_in_grant_order_although_many_take_numbers_at_once() {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU64, Ordering};
+    let url = format!("{}?schema={}", server().url(), fresh_schema());
+    let seen: Arc<[AtomicU64; 2]> = Arc::default();
+    let mut tasks = Vec::new();
+    for task in 0..8 {
+        let (client, seen) = (connect(&url).await.expect("connected"), Arc::clone(&seen));
+        tasks.push(tokio::spawn(async move {
+            let mut granted = 0;
+            for round in 0..400 {
+                let which = (task + round) % 2;
+                let mutex = client.mutex(format!("name:{which}")).ttl(LONG);
+                // Nobody stands in line: each grant is the first in a line of its own.
+                if let Some(lease) = mutex.try_lock().await.expect("an answer") {
+                    let before = seen[which].swap(lease.fence(), Ordering::SeqCst);
+                    assert!(lease.fence() > before, "{} after {before}", lease.fence());
+                    granted += 1;
+                    lease.release().await.expect("an answer");
+                }
+            }
+            granted
+        }));
+    }
+    let mut all = 0;
+    for task in tasks {
+        all += soon("all rounds", task).await.expect("the task ends");
+    }
+    assert!(all > 100, "only {all} grants");
+}

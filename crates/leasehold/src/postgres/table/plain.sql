@@ -97,9 +97,8 @@ CREATE OR REPLACE VIEW leasehold.distributed_locks AS
             WHEN f.plain IS NOT NULL THEN f.note::jsonb
             ELSE jsonb_build_object('note', f.note) END AS metadata
     FROM (
-        SELECT c.*, sum(c.units) OVER (PARTITION BY c.name ORDER BY c.fence) <= l.capacity AS holds
-        FROM leasehold.claims c JOIN leasehold.lines l ON l.name = c.name
-        WHERE c.expires > clock_timestamp()) f
+        SELECT e.*, sum(e.units) OVER (PARTITION BY e.name ORDER BY e.fence) <= e.capacity AS holds
+        FROM leasehold.everybody e WHERE e.expires > clock_timestamp()) f
     WHERE f.holds;
 
 -- The checking half of a fence, for the user's own transaction: remembers the greatest fence seen

@@ -87,9 +87,26 @@ BEGIN
         UPDATE leasehold.lines l SET
             capacity = p_line.capacity, claims = p_line.claims, held = p_line.held,
             held_units = p_line.held_units, last_held = p_line.last_held,
-            arrived = p_line.arrived, sweep_at = p_line.sweep_at, sole = p_line.sole
+            arrived = p_line.arrived, sweep_at = p_line.sweep_at
             WHERE l.name = p_line.name;
     END IF;
+END
+$$;
+
+-- Puts a claim that is kept in its line's row where all others are. Arguments and result as
+-- `settle`, but the line is saved.
+CREATE OR REPLACE FUNCTION leasehold.unfold(p_line leasehold.lines)
+RETURNS leasehold.lines LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO leasehold.claims VALUES (
+        p_line.name, p_line.fence, p_line.sole, p_line.held_units, 1, p_line.holder, p_line.label,
+        p_line.note, p_line.plain, p_line.granted, p_line.granted, p_line.expires, p_line.bell);
+    UPDATE leasehold.lines l SET
+        sole = NULL, fence = NULL, holder = NULL, label = NULL, note = NULL, plain = NULL,
+        granted = NULL, expires = NULL, bell = NULL
+        WHERE l.name = p_line.name
+        RETURNING * INTO STRICT p_line;
+    RETURN p_line;
 END
 $$;
 
@@ -102,11 +119,15 @@ DECLARE
     v_now timestamptz;
 BEGIN
     SELECT * INTO v_line FROM leasehold.lines l WHERE l.name = p_name FOR UPDATE;
+    IF NOT FOUND THEN
+        RETURN NULL;
+    END IF;
+    IF v_line.sole IS NOT NULL THEN
+        v_line := leasehold.unfold(v_line);
+    END IF;
     -- Read after the lock was got, which may have taken its time.
     v_now := clock_timestamp();
-    IF FOUND AND EXISTS (
-        SELECT FROM leasehold.claims c WHERE c.name = p_name AND c.expires <= v_now
-    ) THEN
+    IF EXISTS (SELECT FROM leasehold.claims c WHERE c.name = p_name AND c.expires <= v_now) THEN
         v_line := leasehold.expire(v_line, v_now);
         PERFORM leasehold.save(v_line);
         IF v_line.claims = 0 THEN
@@ -195,9 +216,16 @@ BEGIN
         SELECT * FROM leasehold.lines l WHERE l.sweep_at <= v_now
         ORDER BY l.sweep_at LIMIT p_lines FOR UPDATE SKIP LOCKED
     LOOP
-        v_line := leasehold.expire(v_line, v_now);
-        SELECT max(c.expires) + interval '1 minute' INTO v_line.sweep_at
-            FROM leasehold.claims c WHERE c.name = v_line.name;
+        IF v_line.sole IS NOT NULL AND v_line.expires > v_now THEN
+            v_line.sweep_at := v_line.expires + interval '1 minute';
+        ELSE
+            IF v_line.sole IS NOT NULL THEN
+                v_line := leasehold.unfold(v_line);
+            END IF;
+            v_line := leasehold.expire(v_line, v_now);
+            SELECT max(c.expires) + interval '1 minute' INTO v_line.sweep_at
+                FROM leasehold.claims c WHERE c.name = v_line.name;
+        END IF;
         PERFORM leasehold.save(v_line);
         v_swept := v_swept + 1;
     END LOOP;

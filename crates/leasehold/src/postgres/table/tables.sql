@@ -39,9 +39,20 @@ CREATE TABLE IF NOT EXISTS leasehold.lines (
     last_held  bigint      NOT NULL, -- no claim up to this fence waits, and all but one above it do
     arrived    bigint      NOT NULL, -- how many ever came, for their ordinals
     sweep_at   timestamptz NOT NULL, -- when to look whether everybody left without a word
-    sole       bytea                 -- the token of the first claim, until a second one comes
+    -- Most lines never have a second claim, and most claims are given back before they are
+    -- renewed. So the first one is kept right here until somebody else comes: a grant is one row.
+    sole       bytea,                -- its token; null if all claims are in `claims`
+    fence      bigint,
+    holder     bytea,
+    label      text,
+    note       text,
+    plain      text,
+    granted    timestamptz,
+    expires    timestamptz,
+    bell       bigint
 ) WITH (fillfactor = 50);
 CREATE INDEX IF NOT EXISTS lines_sweep ON leasehold.lines (sweep_at);
+CREATE INDEX IF NOT EXISTS lines_holder ON leasehold.lines (holder) WHERE sole IS NOT NULL;
 
 -- The claims of each line in order of arrival. Touched only under the lock of their line.
 CREATE TABLE IF NOT EXISTS leasehold.claims (
@@ -63,6 +74,16 @@ CREATE TABLE IF NOT EXISTS leasehold.claims (
 CREATE UNIQUE INDEX IF NOT EXISTS claims_token ON leasehold.claims (token, name);
 CREATE INDEX IF NOT EXISTS claims_expires ON leasehold.claims (name, expires);
 CREATE INDEX IF NOT EXISTS claims_holder ON leasehold.claims (holder, name);
+
+-- All claims, wherever they are kept.
+CREATE OR REPLACE VIEW leasehold.everybody AS
+    SELECT c.name, l.capacity, c.fence, c.units, c.holder, c.label, c.note, c.plain, c.joined,
+        c.granted, c.expires
+    FROM leasehold.claims c JOIN leasehold.lines l ON l.name = c.name
+    UNION ALL
+    SELECT l.name, l.capacity, l.fence, l.held_units, l.holder, l.label, l.note, l.plain, l.granted,
+        l.granted, l.expires
+    FROM leasehold.lines l WHERE l.sole IS NOT NULL;
 
 -- What clients counted and told, in rows that only `tally` adds up: nobody waits for a sum.
 CREATE TABLE IF NOT EXISTS leasehold.counts (

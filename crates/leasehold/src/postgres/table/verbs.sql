@@ -69,7 +69,6 @@ BEGIN
     END IF;
 
     fence := leasehold.next_fence();
-    v_line.sole := NULL;
     v_line.claims := v_line.claims + 1;
     v_line.arrived := v_line.arrived + 1;
     IF v_holds THEN
@@ -107,22 +106,23 @@ BEGIN
         PERFORM set_config('lock_timeout', '1500ms', true);
     END IF;
     LOOP
-        -- The usual case: nobody is in line, so the claim holds. The number is taken with the line
-        -- locked, by being in it: numbers taken before could come out of order.
+        -- The usual case: nobody is in line, so the claim holds.
         v_now := clock_timestamp();
-        WITH line AS (
-            INSERT INTO leasehold.lines VALUES (
-                p_name, p_capacity, 1, 1, p_units, 0, 1,
-                v_now + (p_ttl_us + 60000000) * interval '1 microsecond', p_token)
-            ON CONFLICT DO NOTHING RETURNING 1
-        )
-        INSERT INTO leasehold.claims AS c
-            SELECT p_name, leasehold.next_fence(), p_token, p_units, 1, p_holder, p_label, p_note,
-                p_plain, v_now, v_now, v_now + p_ttl_us * interval '1 microsecond', p_bell
-            FROM line
-            RETURNING c.fence, EXISTS (SELECT FROM leasehold.watchers w WHERE w.until > v_now)
+        INSERT INTO leasehold.lines AS l VALUES (
+            p_name, p_capacity, 1, 1, p_units, 0, 1,
+            v_now + (p_ttl_us + 60000000) * interval '1 microsecond', p_token,
+            leasehold.next_fence(), p_holder, p_label, p_note, p_plain, v_now,
+            v_now + p_ttl_us * interval '1 microsecond', p_bell)
+            ON CONFLICT DO NOTHING
+            RETURNING l.fence, EXISTS (SELECT FROM leasehold.watchers w WHERE w.until > v_now)
             INTO fence, v_watched;
         IF FOUND THEN
+            -- The number was taken before the line was locked. If others were taken since then,
+            -- one of them may have been granted on this name and given back already.
+            IF pg_sequence_last_value('leasehold.arrivals') <> (fence & 17592186044415) THEN
+                fence := leasehold.next_fence();
+                UPDATE leasehold.lines l SET fence = claim.fence WHERE l.name = p_name;
+            END IF;
             standing := 'held';
             span_us := p_ttl_us;
             IF v_watched THEN
@@ -169,12 +169,28 @@ BEGIN
             WITH ORDINALITY AS k (name, token, ttl_us, patience_us, at)
         ORDER BY k.name COLLATE "C", k.at
     LOOP
+        at := v_key.at;
         IF v_name IS DISTINCT FROM v_key.name THEN
+            -- The usual case: nobody else is in line.
+            v_now := clock_timestamp();
+            UPDATE leasehold.lines l
+                SET expires = v_now + v_key.ttl_us * interval '1 microsecond'
+                WHERE l.name = v_key.name AND l.sole = v_key.token AND l.expires > v_now
+                RETURNING l.fence INTO fence;
+            IF FOUND THEN
+                v_held := true;
+                standing := 'held';
+                span_us := v_key.ttl_us;
+                ahead := NULL;
+                holder := NULL;
+                label := NULL;
+                RETURN NEXT;
+                CONTINUE;
+            END IF;
             v_name := v_key.name;
             v_line := leasehold.enter(v_name);
             v_now := clock_timestamp();
         END IF;
-        at := v_key.at;
         standing := 'out';
         fence := NULL;
         span_us := 0;
@@ -292,13 +308,8 @@ BEGIN
         set_config('lock_timeout', '1500ms', true);
     IF cardinality(p_names) = 1 THEN
         -- The usual case: nobody else ever was in line, so the line goes with the claim.
-        WITH line AS (
-            DELETE FROM leasehold.lines l WHERE l.name = p_names[1] AND l.sole = p_tokens[1]
-            RETURNING 1
-        )
-        DELETE FROM leasehold.claims c USING line
-            WHERE c.name = p_names[1] AND c.token = p_tokens[1]
-            RETURNING c.fence, c.holder, c.label, c.expires > v_now AS live,
+        DELETE FROM leasehold.lines l WHERE l.name = p_names[1] AND l.sole = p_tokens[1]
+            RETURNING l.fence, l.holder, l.label, l.expires > v_now AS live,
                 EXISTS (SELECT FROM leasehold.watchers w WHERE w.until > v_now) AS watched
             INTO v_gone;
         IF FOUND THEN

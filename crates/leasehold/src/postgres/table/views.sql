@@ -19,23 +19,23 @@ BEGIN
         SELECT array_agg(chosen.name) INTO v_names FROM (
             SELECT l.name FROM leasehold.lines l
             WHERE l.name > p_after AND l.name >= p_first AND l.name <= p_last
-                AND EXISTS (
-                    SELECT FROM leasehold.claims c WHERE c.name = l.name AND c.expires > v_now)
+                AND (l.expires > v_now OR EXISTS (
+                    SELECT FROM leasehold.claims c WHERE c.name = l.name AND c.expires > v_now))
             ORDER BY l.name LIMIT p_lines) chosen;
     ELSE
         SELECT array_agg(chosen.name) INTO v_names FROM (
-            SELECT DISTINCT c.name FROM leasehold.claims c
-            WHERE c.holder = p_holder AND c.name > p_after AND c.expires > v_now
-            ORDER BY c.name LIMIT p_lines) chosen;
+            SELECT DISTINCT e.name FROM leasehold.everybody e
+            WHERE e.holder = p_holder AND e.name > p_after AND e.expires > v_now
+            ORDER BY e.name LIMIT p_lines) chosen;
     END IF;
     RETURN QUERY
-        SELECT c.name, l.capacity, c.fence, c.units, c.holder, c.label, c.note,
-            leasehold.span_us(v_now, coalesce(c.granted, c.joined)),
-            leasehold.span_us(c.expires, v_now),
-            sum(c.units) OVER (PARTITION BY c.name ORDER BY c.fence) <= l.capacity
-        FROM leasehold.claims c JOIN leasehold.lines l ON l.name = c.name
-        WHERE c.name = ANY (v_names) AND c.expires > v_now
-        ORDER BY c.name, c.fence;
+        SELECT e.name, e.capacity, e.fence, e.units, e.holder, e.label, e.note,
+            leasehold.span_us(v_now, coalesce(e.granted, e.joined)),
+            leasehold.span_us(e.expires, v_now),
+            sum(e.units) OVER (PARTITION BY e.name ORDER BY e.fence) <= e.capacity
+        FROM leasehold.everybody e
+        WHERE e.name = ANY (v_names) AND e.expires > v_now
+        ORDER BY e.name, e.fence;
 END
 $$;
 
@@ -69,9 +69,8 @@ CREATE OR REPLACE FUNCTION leasehold.totals() RETURNS TABLE (
     (
         SELECT count(*) FILTER (WHERE holds), count(*) FILTER (WHERE NOT holds)
         FROM (
-            SELECT sum(c.units) OVER (PARTITION BY c.name ORDER BY c.fence) <= l.capacity AS holds
-            FROM leasehold.claims c JOIN leasehold.lines l ON l.name = c.name
-            WHERE c.expires > clock_timestamp()) live) f
+            SELECT sum(e.units) OVER (PARTITION BY e.name ORDER BY e.fence) <= e.capacity AS holds
+            FROM leasehold.everybody e WHERE e.expires > clock_timestamp()) live) f
 $$;
 
 -- Enters a watcher, or prolongs its stay: from here on events are told.
