@@ -46,15 +46,14 @@ local units, capacity, patience, join = string.match(ARGV[7], '^. (%d+) (%d+) (%
 units, capacity, patience, join =
   tonumber(units), tonumber(capacity), tonumber(patience), join == 'join'
 
-open()
+open(token)
 if form == 'alone' and alone_token == token then
   call('PEXPIRE', LOCK, ttl)
   call('PEXPIRE', LINE, ARGV[5])
-  return { 'held', read(alone_claim).fence, ttl, expired }
+  return { 'held', string.match(alone_claim, '^%d+'), ttl, expired }
 end
-if form == 'line' then
-  local known = call('HGET', LINE, token)
-  if known then return refresh(token, known, ttl, patience) end
+if known then
+  return refresh(token, ttl, patience)
 end
 if form ~= 'none' and cap ~= capacity then
   return { 'mismatch', cap, 0, expired }
@@ -80,14 +79,14 @@ local claim = fence .. '\n' .. string.sub(us, 1, -4) .. '\n' .. ARGV[6]
 if holds and form == 'none' and units == ALL then
   call('SET', LOCK, token, 'PX', ttl)
   call('SET', LINE, token .. '\n' .. claim, 'PX', ARGV[5])
-  tell('granted', read(claim))
+  tell('granted', claim)
   return { 'held', fence, ttl, expired }
 end
 local span = holds and ttl or patience
 if form == 'alone' then unfold() end
 enter(token, claim, now + span)
 if form == 'none' then
-  call('HSET', LINE, 'cap', cap, 'n', 0, 'u', 0)
+  call('HSET', LINE, 'cap', cap, 'n', 0, 'u', 0, 'h', SHARED)
   for _, key in ipairs({ LINE, ORDER, EXPIRY }) do
     call('PEXPIRE', key, span + GRACE_MS)
   end
@@ -96,12 +95,12 @@ else
   keep(span)
 end
 if not holds then
-  tell('queued', read(claim))
+  tell('queued', claim)
   return { 'queued', count + (foreign and 1 or 0), retry(count, units), expired }
 end
 n = n + 1
 u = u + units
-call('HSET', LINE, 'n', n, 'u', u, 'g:' .. token, now)
+call('HSET', LINE, 'n', n, 'u', u, 'h', SHARED, 'g:' .. token, now)
 mark()
-tell('granted', read(claim))
+tell('granted', claim)
 return { 'held', fence, ttl, expired }

@@ -20,15 +20,13 @@ end
 local time = redis.call('TIME')
 -- @line
 
-open()
-if form == 'line' then
-  local known = call('HGET', LINE, token)
-  if known then
-    local claim = read(known)
-    tell(remove(token, claim) and 'released' or 'left', claim)
-    settle()
-    return { 'released', expired }
-  end
+open(token)
+if known then
+  local place, text = parted(known)
+  remove(token, place, known_since)
+  tell(known_since and 'released' or 'left', text)
+  settle()
+  return { 'released', expired }
 end
 local holder, label = first()
 if label == '' then

@@ -19,10 +19,9 @@ end
 local time = redis.call('TIME')
 -- @line
 
-open()
-if form == 'line' then
-  local known = call('HGET', LINE, ARGV[3])
-  if known then return refresh(ARGV[3], known, ARGV[4], ARGV[6]) end
+open(ARGV[3])
+if known then
+  return refresh(ARGV[3], ARGV[4], ARGV[6])
 end
 local count = form == 'alone' and 1 or call('ZCARD', ORDER)
 local holder, label = first()
