@@ -31,7 +31,9 @@ local WINDOW = 4
 local CLAIMS_MAX = 10000
 
 local call, sub = redis.call, string.sub
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
+-- The present instant, as text too: turning numbers into text is what costs most here.
+local now_text = time[1] .. sub('00000' .. time[2], -6, -4)
+local now = tonumber(now_text)
 -- 'none', 'alone' or 'line'.
 local form
 -- The line's capacity, how many of its claims hold, and their units.
@@ -100,9 +102,10 @@ end
 
 -- Lets everybody hold who fits now, rings them, and writes the sums down.
 local function settle()
-  local shared = false
+  local shared, told = false, false
   while not foreign and u < cap do
-    local place = call('ZRANGE', ORDER, n, n)[1]
+    local at = n == 0 and '0' or n
+    local place = call('ZRANGE', ORDER, at, at)[1]
     if not place then break end
     local token, units = token_of(place), units_of(place)
     if u + units > cap then break end
@@ -110,23 +113,23 @@ local function settle()
     u = u + units
     local _, text = parted(call('HGET', LINE, token))
     if units == ALL and cap == ALL then
-      local left = call('ZSCORE', EXPIRY, token) - now
-      call('SET', LOCK, token, 'PX', math.max(left, 1))
-      call('HSET', LINE, 'n', n, 'u', u, 'h', token, 'g:' .. token, now)
+      call('SET', LOCK, token, 'PXAT', call('ZSCORE', EXPIRY, token))
+      call('HSET', LINE, 'n', '1', 'u', sub(place, 85), 'h', token, 'g:' .. token, now_text)
       ours = true
     else
-      call('HSET', LINE, 'n', n, 'u', u, 'h', SHARED, 'g:' .. token, now)
+      call('HSET', LINE, 'n', n, 'u', u, 'h', SHARED, 'g:' .. token, now_text)
       shared = true
     end
+    told = true
     call('PUBLISH', 'leasehold:mailbox:' .. mailbox_of(place), sub(place, 1, 52))
     tell('granted', text)
   end
   if shared then mark() end
-  if n == 0 and call('ZCARD', ORDER) == 0 then
+  if n == 0 and call('EXISTS', ORDER) == 0 then
     call('DEL', LINE, ORDER, EXPIRY)
     if ours then call('DEL', LOCK) end
     form, ours = 'none', false
-  else
+  elseif not told then
     call('HSET', LINE, 'n', n, 'u', u)
   end
 end
@@ -158,11 +161,11 @@ local function open(token)
     if not ours and n > 0 then
       for _, place in ipairs(call('ZRANGE', ORDER, 0, n - 1)) do expire(token_of(place)) end
     end
-    local dead = call('ZRANGEBYSCORE', EXPIRY, '-inf', '(' .. now, 'LIMIT', 0, 100)
+    local dead = call('ZRANGEBYSCORE', EXPIRY, '-inf', '(' .. now_text, 'LIMIT', '0', '100')
     while #dead > 0 do
       for _, dying in ipairs(dead) do expire(dying) end
       before = -1
-      dead = call('ZRANGEBYSCORE', EXPIRY, '-inf', '(' .. now, 'LIMIT', 0, 100)
+      dead = call('ZRANGEBYSCORE', EXPIRY, '-inf', '(' .. now_text, 'LIMIT', '0', '100')
     end
     if n ~= before or n == 0 then
       settle()
@@ -189,7 +192,7 @@ local function enter(token, text, lapses)
   local fence, units, mailbox = string.match(text, '^(%d+)\n%d+\n(%d+)\n%x+\n(%x*)\n')
   local place = string.rep('0', 20 - #fence) .. fence .. token .. mailbox .. units
   call('HSET', LINE, token, place .. '\n' .. text)
-  call('ZADD', ORDER, 0, place)
+  call('ZADD', ORDER, '0', place)
   call('ZADD', EXPIRY, lapses, token)
 end
 
@@ -220,6 +223,12 @@ local function retry(ahead, units)
   local tokens = {}
   for i, place in ipairs(places) do tokens[i] = token_of(place) end
   local before = call('ZMSCORE', EXPIRY, unpack(tokens))
+  if units == cap then
+    -- Every one of them must be gone.
+    local last = 0
+    for _, lapses in ipairs(before) do last = math.max(last, tonumber(lapses)) end
+    return last - now
+  end
   for i, place in ipairs(places) do
     before[i] = { lapses = tonumber(before[i]), units = units_of(place) }
   end
