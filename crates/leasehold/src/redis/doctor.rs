@@ -6,8 +6,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use redis::Value;
 use redis::aio::MultiplexedConnection;
 
-use crate::claim::{Claim, ClaimKey, Holder, Mode, Note, Token, Ttl};
-use crate::engine::{Engine, Finding, Level};
+use crate::claim::{Claim, ClaimKey, Holder, Mode, Note, Renewal, Token, Ttl};
+use crate::engine::{Engine, Eviction, Finding, Level, Query};
 use crate::error::{Config, Error, Result};
 use crate::name::Name;
 
@@ -205,7 +205,7 @@ fn clock((off, ahead): (Duration, bool)) -> Finding {
     finding(Level::Good, "clock", found, "")
 }
 
-/// Takes a lock of its own to see that nothing is forbidden.
+/// Does everything with a name of its own, to see that nothing is forbidden.
 async fn rights(redis: &Redis) -> Finding {
     match try_everything(redis).await {
         Ok(()) => finding(Level::Good, "rights", "all that is needed".into(), ""),
@@ -221,18 +221,28 @@ async fn rights(redis: &Redis) -> Finding {
 async fn try_everything(redis: &Redis) -> Result<()> {
     let name = Name::new(format!("doctor:{:016x}", rand::random::<u64>()))?;
     let key = ClaimKey { name, token: Token::random() };
+    let ttl = Ttl::DEFAULT.get();
     let claim = Claim {
         key: key.clone(),
         mode: Mode::Exclusive,
         holder: Holder::fresh(),
         note: Note::default(),
-        ttl: Ttl::DEFAULT.get(),
-        patience: Ttl::DEFAULT.patience(),
+        ttl,
+        patience: ttl,
         join: true,
     };
     redis.claim(&claim).await?;
     let next = ClaimKey { token: Token::random(), ..key.clone() };
-    redis.claim(&Claim { key: next.clone(), ..claim }).await?;
-    redis.release(&[key, next]).await?;
+    redis.claim(&Claim { key: next.clone(), ..claim.clone() }).await?;
+    let renewal = |key: &ClaimKey| Renewal { key: key.clone(), ttl, patience: ttl };
+    redis.renew(&[renewal(&key), renewal(&next)]).await?;
+    redis.release(&[key, next.clone()]).await?;
+    for mode in [Mode::Exclusive, Mode::Shared] {
+        redis.claim(&Claim { mode, ..claim.clone() }).await?;
+        redis.renew(&[renewal(&claim.key)]).await?;
+        redis.inspect(&Query::name(next.name.clone())).await?;
+        let (name, by, reason) = (next.name.clone(), Holder::fresh(), "a test".into());
+        redis.evict(&Eviction { name, by, reason }).await?;
+    }
     Ok(())
 }

@@ -35,11 +35,8 @@ async fn f61_flushed_scripts_come_back_with_every_verb() {
     let page = engine.inspect(&Query::all()).await.expect("an answer");
     assert_eq!(page.lines.len(), NAMES);
     flush();
-    let order = Eviction {
-        name: claims[1].key.name.clone(),
-        by: Holder::fresh(),
-        reason: "a test".into(),
-    };
+    let order =
+        Eviction { name: claims[1].key.name.clone(), by: Holder::fresh(), reason: "a test".into() };
     assert_eq!(engine.evict(&order).await.expect("an answer").len(), 1);
     let keys: Vec<_> = claims.iter().map(|claim| claim.key.clone()).collect();
     flush();

@@ -16,7 +16,8 @@ async fn f110_waiter_that_hears_no_bell_at_all_is_granted_by_its_heartbeat() {
     let deaf = client(format!("redis://deaf:hush@{}", server.address())).await;
     let lease = holder.mutex("report").ttl(LONG).lock().await.expect("free");
     let waiter = Waiter::queue(&holder, &deaf, "report", 0).await;
-    let mailboxes = || told(&server, &["PUBSUB", "CHANNELS", "leasehold:mailbox:*"]).lines().count();
+    let mailboxes =
+        || told(&server, &["PUBSUB", "CHANNELS", "leasehold:mailbox:*"]).lines().count();
     assert_eq!(mailboxes(), 2);
     // Ends its mailbox, and lets it never be opened again; everything else goes on.
     told(&server, &["ACL", "SETUSER", "deaf", "resetchannels", "&leasehold:events:*"]);
