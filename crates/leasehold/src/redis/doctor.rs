@@ -11,7 +11,8 @@ use crate::engine::{Engine, Eviction, Finding, Level, Query};
 use crate::error::{Config, Error, Result};
 use crate::name::Name;
 
-use super::keys::Layout;
+use super::failure;
+use super::keys::{Keys, Layout};
 use super::link::Links;
 use super::{Odd, Redis};
 
@@ -91,7 +92,7 @@ pub(super) async fn greet(links: &Links, layout: &Layout, allow_eviction: bool) 
     let mut offer = redis::cmd("SET");
     let fresh = format!("{:032x}", rand::random::<u128>());
     offer.arg(&layout.store).arg(&fresh).arg("NX").arg("GET");
-    let id = match links.run(&offer).await? {
+    let id = match offered(links, &offer, &layout.store).await? {
         Value::BulkString(id) => String::from_utf8_lossy(&id).into_owned(),
         _ => fresh,
     };
@@ -100,6 +101,20 @@ pub(super) async fn greet(links: &Links, layout: &Layout, allow_eviction: bool) 
         cause: "this key should hold the store's id, and holds something else".into(),
         transient: false,
     })
+}
+
+/// The store's id. A server that has no room to write any more still tells one that it has, so
+/// that what is held there can be seen and given back.
+async fn offered(links: &Links, offer: &redis::Cmd, key: &str) -> Result<Value> {
+    let full = match links.attempt(offer).await {
+        Err(error) if failure::is_full(&error) => links.translate(&error),
+        answer => return answer.map_err(|error| links.translate(&error)),
+    };
+    let mut question = redis::cmd("GET");
+    match links.run(question.arg(key)).await? {
+        Value::Nil => Err(full),
+        id => Ok(id),
+    }
 }
 
 /// Everything worth knowing about the servers.
@@ -243,6 +258,19 @@ async fn try_everything(redis: &Redis) -> Result<()> {
         redis.inspect(&Query::name(next.name.clone())).await?;
         let (name, by, reason) = (next.name.clone(), Holder::fresh(), "a test".into());
         redis.evict(&Eviction { name, by, reason }).await?;
+    }
+    try_rarely_used(&redis.inner.links, &redis.inner.layout, &next.name).await
+}
+
+/// What the verbs need only now and then: a count, a clock that fell back, a list of all names.
+async fn try_rarely_used(links: &Links, layout: &Layout, name: &Name) -> Result<()> {
+    let Keys([lock, ..]) = layout.keys(name)?;
+    links.run(redis::cmd("HINCRBY").arg(&layout.totals).arg("acquired").arg(0)).await?;
+    links.run(redis::cmd("HGETALL").arg(&layout.totals)).await?;
+    links.run(redis::cmd("INCR").arg(&lock)).await?;
+    links.run(redis::cmd("DEL").arg(&lock)).await?;
+    if !links.shape.is_cluster() {
+        links.run(redis::cmd("SCAN").arg(0).arg("COUNT").arg(1)).await?;
     }
     Ok(())
 }

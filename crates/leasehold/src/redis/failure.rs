@@ -19,6 +19,11 @@ pub(super) fn is_unknown_script(error: &RedisError) -> bool {
     matches!(error.kind(), ErrorKind::Server(ServerErrorKind::NoScript))
 }
 
+/// Whether the server takes no writes because its memory or its disk is full.
+pub(super) fn is_full(error: &RedisError) -> bool {
+    matches!(error.code(), Some("OOM" | "MISCONF"))
+}
+
 /// The error for the caller.
 pub(super) fn translate(error: &RedisError, store: &str) -> Error {
     let said = |transient: bool, advice: &str| {

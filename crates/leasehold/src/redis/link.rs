@@ -88,7 +88,7 @@ impl Links {
         self.attempt(command).await.map_err(|error| failure::translate(&error, &self.store))
     }
 
-    async fn attempt(&self, command: &Cmd) -> RedisResult<Value> {
+    pub(super) async fn attempt(&self, command: &Cmd) -> RedisResult<Value> {
         let (desk, generation, mut connection) = self.connection().await?;
         let pending = Pending::begin(&desk, generation);
         let answer = connection.run(command).await;
