@@ -148,18 +148,28 @@ impl Links {
             [call] => return Ok(vec![self.call(call).await?]),
             _ => {}
         }
-        let mut pipeline = Pipeline::with_capacity(calls.len());
-        pipeline.ignore_errors();
-        for call in calls {
-            pipeline.add_command(call.by_digest());
+        let mut found = vec![Value::Nil; calls.len()];
+        let mut left: Vec<usize> = (0..calls.len()).collect();
+        while !left.is_empty() {
+            let mut pipeline = Pipeline::with_capacity(left.len());
+            pipeline.ignore_errors();
+            for index in &left {
+                pipeline.add_command(calls[*index].by_digest());
+            }
+            let mut unknown = Vec::new();
+            for (answer, index) in self.run_all(&pipeline).await?.into_iter().zip(left) {
+                match answer {
+                    Err(error) if failure::is_unknown_script(&error) => unknown.push(index),
+                    answer => found[index] = answer.map_err(|error| self.translate(&error))?,
+                }
+            }
+            // One of them brings the script along; the others need not.
+            if let Some(index) = unknown.pop() {
+                found[index] = self.run(&calls[index].by_text()).await?;
+            }
+            left = unknown;
         }
-        for (answer, call) in self.run_all(&pipeline).await?.into_iter().zip(calls) {
-            answers.push(match answer {
-                Err(error) if failure::is_unknown_script(&error) => self.call(call).await?,
-                answer => answer.map_err(|error| self.translate(&error))?,
-            });
-        }
-        Ok(answers)
+        Ok(found)
     }
 
     /// The channel of the mailbox on this runtime, which is open when this returns.
