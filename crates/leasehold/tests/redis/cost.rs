@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use futures_util::stream::{self, StreamExt};
+use leasehold::Mode;
 use leasehold::claim::{Claim, ClaimKey, Standing};
 use leasehold::engine::Engine;
 use leasehold::redis::Redis;
-use leasehold::Mode;
 use leasehold_testkit::{Server, servers};
 
 use crate::support::*;

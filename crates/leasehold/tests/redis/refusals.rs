@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use leasehold::error::Config;
 use leasehold::redis::Redis;
 use leasehold::{Client, Error, Result};
 use leasehold_testkit::{Server, servers};
@@ -40,6 +41,13 @@ fn is_store(error: &Error, transient: bool, word: &str) {
     assert!(error.to_string().contains(word), "`{word}` is not in `{error}`");
 }
 
+#[track_caller]
+fn is_denied(error: &Error, word: &str) {
+    assert!(matches!(error, Error::Config(Config::Denied { .. })), "{error:?}");
+    assert!(!error.is_transient());
+    assert!(error.to_string().contains(word), "`{word}` is not in `{error}`");
+}
+
 fn login(server: &Server, user: &str) -> String {
     format!("redis://{user}:{PASSWORD}@{}", server.address())
 }
@@ -49,10 +57,10 @@ async fn wrong_passwords_are_refused_for_good() {
     let options = servers::Redis::new().password("right").user("app", "right", "~* &* +@all");
     let server = options.start().await.expect("a server starts");
     for user in ["", "default", "app", "nobody"] {
-        is_store(&refused(&login(&server, user)).await, false, "user and password");
+        is_denied(&refused(&login(&server, user)).await, "name and password");
     }
     let unknown = format!("redis://{}", server.address());
-    is_store(&refused(&unknown).await, false, "user and password");
+    is_denied(&refused(&unknown).await, "name and password");
     let right = client(format!("redis://app:right@{}", server.address())).await;
     assert!(!format!("{right:?}").contains("right"), "{right:?}");
 }
@@ -191,9 +199,6 @@ async fn every_refusal_of_a_server_has_its_kind() {
         ("-OOM command not allowed", true, "memory"),
         ("-CLUSTERDOWN Hash slot not served", true, "CLUSTERDOWN"),
         ("-TRYAGAIN Multiple keys request during rehashing", true, "TRYAGAIN"),
-        ("-NOAUTH Authentication required.", false, "user and password"),
-        ("-WRONGPASS invalid username-password pair", false, "user and password"),
-        ("-NOPERM this user has no permissions", false, "docs/engines/redis.md"),
         ("-MOVED 1234 127.0.0.1:1", false, "redis+cluster"),
         ("-ERR something nobody has seen before", false, "nobody has seen"),
     ];
@@ -201,6 +206,17 @@ async fn every_refusal_of_a_server_has_its_kind() {
         let server = monotonous(answer).await;
         let address = server.rsplit_once('@').expect("a login").1;
         is_store(&refused(&format!("redis://{address}")).await, transient, word);
+    }
+    let denials = [
+        ("-NOAUTH Authentication required.", "name and password"),
+        ("-WRONGPASS invalid username-password pair", "name and password"),
+        ("-NOPERM this user has no permissions", "docs/engines/redis.md"),
+        ("-ERR ACL failure in script: no permissions", "docs/engines/redis.md"),
+    ];
+    for (answer, word) in denials {
+        let server = monotonous(answer).await;
+        let address = server.rsplit_once('@').expect("a login").1;
+        is_denied(&refused(&format!("redis://{address}")).await, word);
     }
 }
 

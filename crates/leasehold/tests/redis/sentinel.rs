@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use leasehold::error::Config;
 use leasehold::redis::Redis;
 use leasehold::{Error, LeaseState, LostCause};
 use leasehold_testkit::{SentinelGroup, servers};
@@ -33,7 +34,7 @@ async fn f53_grant_that_a_replica_has_outlives_a_fail_over() {
     let wrong = format!("{}?sentinel_password=wrong", group.url());
     for url in [group.url(), &wrong, &url.replace("of%20the%20data", "wrong")] {
         let error = soon("a refusal", Redis::open(url)).await.expect_err("a wrong password");
-        assert!(matches!(error, Error::Store { transient: false, .. }), "{url}: {error:?}");
+        assert!(matches!(error, Error::Config(Config::Denied { .. })), "{error:?}");
         assert!(!format!("{error:?}{error}").contains("wrong"), "{error:?}");
     }
     let (one, two) = (early_client(&url).await, client(&url).await);
