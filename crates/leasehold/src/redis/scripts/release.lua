@@ -15,6 +15,8 @@ if redis.pcall('GET', KEYS[1]) == token then
     redis.call('PUBLISH', ARGV[1], 'released\n' .. ARGV[2] .. string.sub(alone, #token + 2))
     return 1
   end
+  -- Anything but a line in that place is a failure, a right that is missing for instance.
+  if type(alone) == 'table' and string.sub(alone.err, 1, 9) ~= 'WRONGTYPE' then return alone end
 
   -- The usual way with others behind it: the next one is exclusive too, and alive. Any dead ones
   -- further back are found by whoever comes to them.
