@@ -47,8 +47,8 @@ if string.byte(ARGV[7]) == 120 and sub(ARGV[7], -4) == 'join' then
   if head[1] == '4294967295' and not head[3] and redis.pcall('GET', KEYS[1]) == head[2] then
     local now = sub(us, 1, -4)
     local count = redis.call('ZCARD', KEYS[3])
-    local dead = redis.call('ZCOUNT', KEYS[4], '-inf', '(' .. now)
-    if dead == 0 and count < 10000 then
+    local dead = redis.call('ZRANGEBYSCORE', KEYS[4], '-inf', '(' .. now, 'LIMIT', '0', '1')
+    if #dead == 0 and count < 10000 then
       local before = redis.call('ZRANGE', KEYS[3], '-4', '-1')
       for i, place in ipairs(before) do before[i] = sub(place, 21, 52) end
       local last = 0

@@ -125,7 +125,7 @@ local function settle()
     tell('granted', text)
   end
   if shared then mark() end
-  if n == 0 and call('EXISTS', ORDER) == 0 then
+  if n == 0 and call('ZCARD', ORDER) == 0 then
     call('DEL', LINE, ORDER, EXPIRY)
     if ours then call('DEL', LOCK) end
     form, ours = 'none', false
