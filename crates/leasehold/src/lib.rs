@@ -42,6 +42,7 @@ pub mod memory;
 mod mutex;
 mod name;
 pub mod observe;
+pub mod quorum;
 mod registry;
 mod scheme;
 #[cfg(feature = "sqlite")]
