@@ -8,6 +8,7 @@
 
 mod bench;
 mod command;
+mod interop;
 mod setup;
 mod test;
 mod totals;
@@ -34,7 +35,7 @@ enum Failure {
 const COMMANDS: &[Command] = &[
     Command {
         name: "setup",
-        help: "install the Debian packages of the servers that the tests start",
+        help: "install the servers that the tests start, and packages of other languages",
         run: setup::run,
     },
     Command {

@@ -1,7 +1,9 @@
-//! `cargo xtask setup`: installs the Debian packages of the servers that the tests start.
+//! `cargo xtask setup`: installs what the tests need on this machine.
 //!
-//! Looks for the files that the packages provide rather than asking the package manager, so that
-//! servers installed in another way count too. Starting the servers is left to the testkit.
+//! The Debian packages of the servers that the tests start, and of the programs that they ask them
+//! with. Looks for the files that the packages provide rather than asking the package manager, so
+//! that servers installed in another way count too. Starting the servers is left to the testkit,
+//! the packages of other languages to `interop`.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -9,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use crate::command::passes;
-use crate::{Failure, no_arguments};
+use crate::{Failure, interop, no_arguments};
 
 /// What a server needs on this machine, and the Debian package that has it.
 #[derive(Debug)]
@@ -25,10 +27,13 @@ enum Needs {
     Program(&'static str),
     /// A file at a fixed place.
     File(&'static str),
+    /// Modules of Python, which Debian keeps apart from it.
+    PythonModules(&'static str),
 }
 
 const REQUIREMENTS: &[Requirement] = &[
     Requirement { package: "redis-server", needs: Needs::Program("redis-server") },
+    Requirement { package: "redis-tools", needs: Needs::Program("redis-cli") },
     Requirement { package: "etcd-server", needs: Needs::Program("etcd") },
     Requirement { package: "etcd-client", needs: Needs::Program("etcdctl") },
     Requirement { package: "zookeeper", needs: Needs::File("/usr/share/java/zookeeper.jar") },
@@ -36,9 +41,16 @@ const REQUIREMENTS: &[Requirement] = &[
         package: "libslf4j-java",
         needs: Needs::File("/usr/share/java/slf4j-simple.jar"),
     },
+    Requirement { package: "libnetty-java", needs: Needs::File("/usr/share/java/netty-codec.jar") },
     Requirement { package: "default-jre-headless", needs: Needs::Program("java") },
     Requirement { package: "postgresql", needs: Needs::Program("initdb") },
     Requirement { package: "postgresql", needs: Needs::Program("postgres") },
+    Requirement { package: "postgresql-client", needs: Needs::Program("psql") },
+    Requirement { package: "openssl", needs: Needs::Program("openssl") },
+    Requirement { package: "python3", needs: Needs::Program("python3") },
+    Requirement { package: "python3-venv", needs: Needs::PythonModules("ensurepip, venv") },
+    Requirement { package: "nodejs", needs: Needs::Program("node") },
+    Requirement { package: "npm", needs: Needs::Program("npm") },
 ];
 
 /// Where Debian keeps the programs of PostgreSQL, a folder for each version.
@@ -50,6 +62,11 @@ const LOCK_TIMEOUT: &str = "DPkg::Lock::Timeout=300";
 /// Runs the command.
 pub(crate) fn run(arguments: &[String]) -> Result<(), Failure> {
     no_arguments("setup", arguments)?;
+    install_packages()?;
+    interop::install()
+}
+
+fn install_packages() -> Result<(), Failure> {
     let missing = missing_packages();
     if missing.is_empty() {
         println!("setup: all servers are installed");
@@ -86,6 +103,12 @@ impl Needs {
     fn is_met(&self) -> bool {
         match self {
             Needs::File(path) => Path::new(path).is_file(),
+            Needs::PythonModules(names) => {
+                let mut python = Command::new("python3");
+                python.args(["-c", &format!("import {names}")]);
+                python.stdout(Stdio::null()).stderr(Stdio::null());
+                passes(&mut python).is_ok_and(|passed| passed)
+            }
             Needs::Program(name) => {
                 program_folders().iter().any(|folder| is_program(&folder.join(name)))
             }
@@ -156,6 +179,8 @@ mod tests {
     fn program_on_the_search_path_is_found() {
         assert!(Needs::Program("sh").is_met());
         assert!(!Needs::Program("no-such-program-of-leasehold").is_met());
+        assert!(Needs::PythonModules("os, sys").is_met());
+        assert!(!Needs::PythonModules("no_such_module_of_leasehold").is_met());
     }
 
     #[test]

@@ -94,7 +94,7 @@ pub(crate) async fn watch(
     };
     let mut signals = Signals::catch()?;
     let store = open().await?;
-    let mut events = store.client.watch(&query);
+    let mut events = store.client.watch(&query).await?;
     let mut reader_gone = std::pin::pin!(reader_gone());
     let outcome = loop {
         let event = tokio::select! {

@@ -1,8 +1,12 @@
 /*
- * Moves the wall clock of a program that is started with this in LD_PRELOAD.
+ * Moves or stops the wall clock of a program that is started with this in LD_PRELOAD.
  *
- * LH_CLOCK_FILE names a file of 8 bytes: microseconds to add, an int64 of this machine. It is
- * mapped at the start, so that a write to the file moves the clock at once. Monotonic clocks
+ * LH_CLOCK_FILE names a file of 8 bytes, an int64 of this machine: twice a number of microseconds,
+ * plus one when the clock stands still. A clock that runs shows the true time and that number; one
+ * that stands shows that number since 1970. Mode and number are in one word, so that nobody reads
+ * the mode of one setting with the number of another.
+ *
+ * The file is mapped at the start, so that a write to it moves the clock at once. Monotonic clocks
  * stay. Programs that ask the kernel without the C library, those in Go for instance, are not
  * reached.
  */
@@ -16,31 +20,37 @@
 #include <time.h>
 #include <unistd.h>
 
-static const int64_t zero;
-static const volatile int64_t *offset_us = &zero;
+static const int64_t true_time;
+static const int64_t *word = &true_time;
 
-__attribute__((constructor)) static void map_offset(void) {
+__attribute__((constructor)) static void map_word(void) {
     const char *path = getenv("LH_CLOCK_FILE");
     int file = path ? open(path, O_RDONLY | O_CLOEXEC) : -1;
     if (file < 0) return;
-    void *mapped = mmap(NULL, sizeof zero, PROT_READ, MAP_SHARED, file, 0);
-    if (mapped != MAP_FAILED) offset_us = mapped;
+    void *mapped = mmap(NULL, sizeof true_time, PROT_READ, MAP_SHARED, file, 0);
+    if (mapped != MAP_FAILED) word = mapped;
     close(file);
+}
+
+static void add(struct timespec *time, int64_t us) {
+    time->tv_sec += us / 1000000;
+    time->tv_nsec += us % 1000000 * 1000;
+    if (time->tv_nsec < 0) {
+        time->tv_nsec += 1000000000;
+        time->tv_sec -= 1;
+    } else if (time->tv_nsec >= 1000000000) {
+        time->tv_nsec -= 1000000000;
+        time->tv_sec += 1;
+    }
 }
 
 int clock_gettime(clockid_t clock, struct timespec *now) {
     int result = syscall(SYS_clock_gettime, clock, now);
     if (result == 0 && (clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE)) {
-        int64_t offset = *offset_us;
-        now->tv_sec += offset / 1000000;
-        now->tv_nsec += offset % 1000000 * 1000;
-        if (now->tv_nsec < 0) {
-            now->tv_nsec += 1000000000;
-            now->tv_sec -= 1;
-        } else if (now->tv_nsec >= 1000000000) {
-            now->tv_nsec -= 1000000000;
-            now->tv_sec += 1;
-        }
+        int64_t setting = __atomic_load_n(word, __ATOMIC_ACQUIRE);
+        if (setting & 1) *now = (struct timespec){0};
+        /* gcc shifts the sign in, as we need it to for a clock that is behind. */
+        add(now, setting >> 1);
     }
     return result;
 }

@@ -4,6 +4,7 @@
 
 use std::fmt;
 use std::io;
+use std::path::PathBuf;
 use std::process::ExitStatus;
 use std::time::Duration;
 
@@ -24,6 +25,16 @@ pub enum Error {
         program: String,
         /// The Debian package that has it.
         package: &'static str,
+    },
+
+    /// The packages of other languages are not installed, or not in the versions of this source.
+    #[error(
+        "the pinned packages of other languages are not in `{}`; `cargo xtask setup` installs them",
+        .folder.display()
+    )]
+    MissingPackages {
+        /// Where they belong.
+        folder: PathBuf,
     },
 
     /// A server ended before it was ready, for instance because its port was taken.

@@ -4,7 +4,9 @@
 //!   groups, on free loopback ports with folders of their own.
 //! - [`proxy`] stands between a client and a server and breaks the connection in chosen ways.
 //! - [`worker`] runs a program that a crash test stops, continues and kills.
-//! - [`clock`] moves the wall clock of a server.
+//! - [`peer`] runs other packages that take locks on the same servers.
+//! - [`clock`] moves and stops the wall clock of a server.
+//! - [`certificates`] makes a private authority and what it signs.
 //! - [`conformance`] is the suite that every engine passes.
 //!
 //! Nothing outlives the test process: children get `SIGKILL` when it ends, however it ends. A
@@ -25,10 +27,12 @@
 
 #![warn(missing_docs, missing_debug_implementations, unreachable_pub)]
 
+pub mod certificates;
 pub mod clock;
 pub mod conformance;
 pub mod error;
 mod folder;
+pub mod peer;
 pub mod ports;
 pub mod process;
 mod programs;
@@ -36,9 +40,11 @@ pub mod proxy;
 pub mod servers;
 pub mod worker;
 
+pub use certificates::Certificates;
 pub use clock::Clock;
 pub use error::{Error, Result};
 pub use folder::remove_orphans;
+pub use peer::{Peer, PeerKind};
 pub use proxy::{AfterLoss, Direction, Proxy, Traffic};
 pub use servers::{Etcd, Group, Postgres, Redis, SentinelGroup, Server, Zookeeper};
 pub use worker::Worker;

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use leasehold_testkit::process::is_alive;
 use leasehold_testkit::servers::UNIX_SOCKET;
 use leasehold_testkit::{
-    Clock, Direction, Error, Etcd, Group, Postgres, Proxy, Redis, Server, Worker, Zookeeper,
+    Direction, Error, Etcd, Group, Postgres, Proxy, Redis, Server, Worker, Zookeeper,
     remove_orphans,
 };
 
@@ -230,19 +230,6 @@ async fn option_that_the_server_refuses_is_an_error_with_the_log() {
     let text = error.to_string();
     assert!(matches!(error, Error::EarlyExit { .. }), "{text}");
     assert!(text.contains("no-such-option"), "{text}");
-}
-
-#[tokio::test]
-async fn clock_of_redis_jumps_and_keys_expire() {
-    let clock = Clock::new().unwrap();
-    let mut options = Redis::new();
-    for (name, value) in clock.environment() {
-        options = options.environment(name, value);
-    }
-    let server = options.start().await.unwrap();
-    server.redis(&["SET", "name", "value", "PX", "600000"]).unwrap();
-    clock.set_ahead(Duration::from_secs(3600)).unwrap();
-    assert_eq!(server.redis(&["GET", "name"]).unwrap(), "");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -23,6 +23,10 @@ use crate::tenure::{Tenure, Terms};
 /// The longest a waiter sleeps without asking, whatever the store said.
 const RETRY_MAX: Duration = Duration::from_secs(3600);
 
+/// How long the store has for its first answer, however little time the caller has: what is free
+/// must be granted to somebody who will not wait.
+const FIRST_ANSWER: Duration = Duration::from_millis(250);
+
 /// The pause before asking again when no bell can be waited for.
 const BELL_RETRY: Duration = Duration::from_millis(250);
 
@@ -253,7 +257,7 @@ impl Acquiring<'_> {
         loop {
             let standing = match self.deadline {
                 // Trying without waiting in line still waits for the answer.
-                Some(deadline) if claim.join => match self.ask_until(deadline).await? {
+                Some(deadline) if claim.join => match self.ask_until(deadline, &stay).await? {
                     Some(standing) => standing,
                     None if stay.waiting => return Ok(self.refused(claim, stay)),
                     None => return Err(self.silent()),
@@ -303,8 +307,12 @@ impl Acquiring<'_> {
     }
 
     /// One answer of the store; `None` if none came within the caller's time.
-    async fn ask_until(&self, deadline: Moment) -> Result<Option<Standing>> {
+    async fn ask_until(&self, deadline: Moment, stay: &Stay<'_>) -> Result<Option<Standing>> {
         let keeper = &self.client.inner.keeper;
+        let deadline = match stay.waiting {
+            true => deadline,
+            false => deadline.max(self.begun + FIRST_ANSWER),
+        };
         tokio::select! {
             biased;
             standing = keeper.engine.claim(self.claim) => standing.map(Some),

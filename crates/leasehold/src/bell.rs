@@ -74,6 +74,13 @@ impl Belfry {
         }
     }
 
+    /// Lets everybody who waits ask again.
+    pub(crate) fn ring_all(&self) {
+        for bell in self.waiting().values() {
+            bell.ring(0);
+        }
+    }
+
     fn waiting(&self) -> MutexGuard<'_, HashMap<Token, Arc<Bell>>> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -13,9 +13,7 @@ use tokio::sync::Mutex as AsyncMutex;
 use crate::acquire::Request;
 use crate::claim::{Holder, Released, Renewal, Standing, Ttl};
 use crate::clock::{Clock, SystemClock};
-use crate::engine::{
-    Counts, Engine, Event, Eviction, Finding, Info, LineView, Page, Query, Totals,
-};
+use crate::engine::{Engine, Event, Eviction, Finding, Info, LineView, Page, Query, Totals};
 use crate::error::{Config, Error, Invalid, Result};
 use crate::handle::Handle;
 use crate::keeper::Keeper;
@@ -244,7 +242,7 @@ impl Client {
 
     /// What all clients of the store did, as far as they told it, and what is in its lines.
     pub async fn store_stats(&self) -> Result<Totals> {
-        self.inner.keeper.engine.tally(&Counts::default()).await
+        self.inner.keeper.engine.totals().await
     }
 
     /// Reads lines, a page at a time.
@@ -259,8 +257,8 @@ impl Client {
     }
 
     /// Events from now on.
-    pub fn watch(&self, query: &Query) -> BoxStream<'static, Result<Event>> {
-        self.inner.keeper.engine.watch(query)
+    pub async fn watch(&self, query: &Query) -> Result<BoxStream<'static, Result<Event>>> {
+        self.inner.keeper.engine.watch(query).await
     }
 
     /// Takes a name from whoever holds it; returns them. The next fence is greater.

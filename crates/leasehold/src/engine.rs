@@ -43,14 +43,17 @@ pub trait Engine: fmt::Debug + Send + Sync + 'static {
     /// Reads lines in name order, a page at a time.
     async fn inspect(&self, query: &Query) -> Result<Page>;
 
-    /// Events from now on.
-    fn watch(&self, query: &Query) -> BoxStream<'static, Result<Event>>;
+    /// Events from the answer on.
+    async fn watch(&self, query: &Query) -> Result<BoxStream<'static, Result<Event>>>;
 
     /// Takes a name from whoever holds it; returns them.
     async fn evict(&self, order: &Eviction) -> Result<Vec<Holder>>;
 
-    /// Adds a client's counts to the store's, and reads the sums.
-    async fn tally(&self, counts: &Counts) -> Result<Totals>;
+    /// Adds a client's counts to the store's.
+    async fn tally(&self, counts: &Counts) -> Result<()>;
+
+    /// The counts of all clients, and what is in the lines now.
+    async fn totals(&self) -> Result<Totals>;
 
     /// Looks at the store's settings with the eyes of somebody who needs the promises kept.
     async fn examine(&self) -> Result<Vec<Finding>>;

@@ -147,6 +147,12 @@ pub enum Invalid {
     /// A name with a NUL byte.
     #[error("a lock name must not contain a NUL byte")]
     NameHasNul,
+    /// A name that would fall on a key of the library's own.
+    #[error("a lock name must not begin with `{prefix}` here; set a `prefix` in the store's url")]
+    NameReserved {
+        /// What it must not begin with.
+        prefix: &'static str,
+    },
     /// A time to live out of bounds.
     #[error("a ttl must be between {:?} and {:?}; this one is {ttl:?}", Ttl::MIN, Ttl::MAX)]
     Ttl {
@@ -234,6 +240,16 @@ pub enum Config {
         /// The file or folder.
         path: PathBuf,
         /// What is wrong with it.
+        reason: String,
+        /// What to do.
+        advice: &'static str,
+    },
+    /// The store does not let this user in, or not do what is needed.
+    #[error("the store `{store}` refuses this user: {reason}; {advice}")]
+    Denied {
+        /// The store, without credentials.
+        store: String,
+        /// What it said.
         reason: String,
         /// What to do.
         advice: &'static str,

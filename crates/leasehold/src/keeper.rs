@@ -458,7 +458,7 @@ impl Keeper {
         let keeper = Arc::clone(self);
         exchanges.push(Box::pin(async move {
             let tally = keeper.direct.tally(&counts);
-            let result = keeper.in_time(now + EXCHANGE_TIMEOUT, tally).await.map(|_totals| ());
+            let result = keeper.in_time(now + EXCHANGE_TIMEOUT, tally).await;
             Done::Tallied { counts, result }
         }));
         Moment::NEVER

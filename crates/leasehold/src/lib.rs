@@ -25,6 +25,8 @@
 #![warn(missing_docs, missing_debug_implementations, unreachable_pub)]
 
 mod acquire;
+#[cfg(feature = "redis")]
+mod address;
 mod bell;
 pub mod blocking;
 pub mod claim;
@@ -43,6 +45,8 @@ mod mutex;
 mod name;
 pub mod observe;
 pub mod quorum;
+#[cfg(feature = "redis")]
+pub mod redis;
 mod registry;
 mod scheme;
 #[cfg(feature = "sqlite")]

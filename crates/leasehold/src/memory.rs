@@ -466,7 +466,7 @@ impl Engine for Memory {
         Ok(Page { lines, next })
     }
 
-    fn watch(&self, query: &Query) -> BoxStream<'static, Result<Event>> {
+    async fn watch(&self, query: &Query) -> Result<BoxStream<'static, Result<Event>>> {
         let query = query.clone();
         let events = (self.store.events.subscribe(), Watching::begin(&self.store));
         let stream = futures_util::stream::unfold(events, |(mut events, watching)| async move {
@@ -484,7 +484,7 @@ impl Engine for Memory {
             let event = Some(event).filter(|event| query.admits_event(event));
             futures_util::stream::iter(gap.into_iter().chain(event).map(Ok))
         });
-        wanted.boxed()
+        Ok(wanted.boxed())
     }
 
     async fn evict(&self, order: &Eviction) -> Result<Vec<Holder>> {
@@ -503,12 +503,13 @@ impl Engine for Memory {
         Ok(evicted.into_iter().map(|entry| entry.holder).collect())
     }
 
-    async fn tally(&self, counts: &Counts) -> Result<Totals> {
-        let counts = {
-            let mut totals = lock(&self.store.totals);
-            *totals += *counts;
-            *totals
-        };
+    async fn tally(&self, counts: &Counts) -> Result<()> {
+        *lock(&self.store.totals) += *counts;
+        Ok(())
+    }
+
+    async fn totals(&self) -> Result<Totals> {
+        let counts = *lock(&self.store.totals);
         let mut sums = Totals { counts, active: 0, waiting: 0 };
         let names = self.store.names();
         for view in names.iter().filter_map(|name| self.store.view(name, None)) {
@@ -548,7 +549,7 @@ mod tests {
     async fn a_watcher_that_is_too_slow_is_told_how_many_events_it_missed() {
         let memory = Memory::new();
         let client = memory.client().expect("a client");
-        let mut events = memory.watch(&Query::all());
+        let mut events = memory.watch(&Query::all()).await.expect("a watch");
         for _ in 0..600 {
             drop(client.mutex("n").lock().await.expect("granted"));
         }

@@ -9,6 +9,11 @@ use crate::memory::Memory;
 /// The schemes of this build, as error messages show them.
 pub(crate) fn known() -> Vec<&'static str> {
     let mut known = vec!["memory:"];
+    if cfg!(feature = "redis") {
+        known.push("redis://HOST");
+        known.push("redis+sentinel://HOST,HOST/MASTER");
+        known.push("redis+cluster://HOST,HOST");
+    }
     if cfg!(feature = "sqlite") {
         known.push("sqlite:PATH");
     }
@@ -24,6 +29,15 @@ pub(crate) async fn open(url: &str) -> Result<Arc<dyn Engine>> {
     };
     match scheme {
         "memory" => Ok(Arc::new(Memory::shared(rest))),
+        #[cfg(feature = "redis")]
+        "redis" | "rediss" | "redis+unix" | "redis+sentinel" | "rediss+sentinel"
+        | "redis+cluster" | "rediss+cluster" => Ok(Arc::new(crate::redis::Redis::open(url).await?)),
+        #[cfg(not(feature = "redis"))]
+        "redis" | "rediss" | "redis+unix" | "redis+sentinel" | "rediss+sentinel"
+        | "redis+cluster" | "rediss+cluster" => Err(Error::Config(Config::NotBuilt {
+            scheme: scheme.to_owned(),
+            advice: "build `leasehold` with the feature `redis`",
+        })),
         #[cfg(feature = "sqlite")]
         "sqlite" => Ok(Arc::new(crate::sqlite::Sqlite::open_url(rest)?)),
         #[cfg(not(feature = "sqlite"))]

@@ -18,7 +18,13 @@ use libtest_mimic::{Arguments, Failed, Trial};
 fn main() -> ExitCode {
     worker::run_if_asked();
     let arguments = Arguments::from_args();
-    let all = ENGINES.iter().flat_map(|(engine, make)| trials(engine, *make)).collect();
+    // Servers of engines that nobody asked for need not start.
+    let asked = |engine: &str| match arguments.filter.as_deref().and_then(|f| f.split_once("::")) {
+        Some((only, _)) => only == engine,
+        None => true,
+    };
+    let engines = ENGINES.iter().filter(|(engine, _)| asked(engine));
+    let all = engines.flat_map(|(engine, make)| trials(engine, *make)).collect();
     libtest_mimic::run(&arguments, all).exit_code()
 }
 
@@ -27,6 +33,12 @@ type Make = fn() -> std::result::Result<Arc<dyn Harness>, Failure>;
 
 const ENGINES: &[(&str, Make)] = &[
     ("memory", || Ok(Arc::new(MemoryStore(Memory::new())))),
+    #[cfg(feature = "redis")]
+    ("redis", || Ok(Arc::new(redis::one()?))),
+    #[cfg(feature = "redis")]
+    ("sentinel", || Ok(Arc::new(redis::sentinel()?))),
+    #[cfg(feature = "redis")]
+    ("cluster", || Ok(Arc::new(redis::cluster()?))),
     #[cfg(feature = "sqlite")]
     ("sqlite", || Ok(Arc::new(sqlite::SqliteStore::new()?))),
 ];
@@ -70,6 +82,80 @@ impl Harness for MemoryStore {
 
     fn worker(&self) -> Option<Command> {
         None
+    }
+}
+
+#[cfg(feature = "redis")]
+mod redis {
+    //! Servers that live as long as this program, and a key prefix of its own for each store.
+
+    use super::*;
+    use std::sync::OnceLock;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use leasehold::redis::Redis;
+    use leasehold_testkit::servers;
+
+    #[derive(Debug)]
+    pub(super) struct RedisStore {
+        url: String,
+    }
+
+    fn store(address: &str) -> RedisStore {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        RedisStore { url: format!("{address}?prefix=store{number}:") }
+    }
+
+    /// Starts something once; whoever comes meanwhile waits for it.
+    fn once<T: Send + Sync + 'static>(
+        place: &'static OnceLock<T>,
+        start: impl FnOnce() -> leasehold_testkit::Result<T>,
+    ) -> std::result::Result<&'static T, Failure> {
+        static STARTING: std::sync::Mutex<()> = std::sync::Mutex::new(());
+        let _turn = STARTING.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if let Some(started) = place.get() {
+            return Ok(started);
+        }
+        let started = start()?;
+        Ok(place.get_or_init(|| started))
+    }
+
+    pub(super) fn one() -> std::result::Result<RedisStore, Failure> {
+        static SERVER: OnceLock<servers::Server> = OnceLock::new();
+        let server = once(&SERVER, || servers::Redis::new().start_blocking())?;
+        Ok(store(server.url()))
+    }
+
+    pub(super) fn sentinel() -> std::result::Result<RedisStore, Failure> {
+        static SERVERS: OnceLock<servers::SentinelGroup> = OnceLock::new();
+        let servers = once(&SERVERS, || servers::Redis::new().start_sentinel_blocking())?;
+        Ok(store(servers.url()))
+    }
+
+    pub(super) fn cluster() -> std::result::Result<RedisStore, Failure> {
+        static SERVERS: OnceLock<servers::Group> = OnceLock::new();
+        let servers = once(&SERVERS, || servers::Redis::new().start_cluster_blocking())?;
+        Ok(store(servers.url()))
+    }
+
+    #[async_trait]
+    impl Harness for RedisStore {
+        async fn engine(&self) -> Result<Arc<dyn Engine>> {
+            Ok(Arc::new(Redis::open(&self.url).await?))
+        }
+
+        fn url(&self) -> Option<String> {
+            Some(self.url.clone())
+        }
+
+        fn ttl_floor(&self) -> Duration {
+            Ttl::MIN
+        }
+
+        fn worker(&self) -> Option<Command> {
+            Some(Command::new(std::env::current_exe().expect("this program is a file")))
+        }
     }
 }
 

@@ -13,7 +13,7 @@ use leasehold::claim::{
     Claim, ClaimKey, Holder, HolderId, Mode, Note, Released, Renewal, Standing, Token,
 };
 use leasehold::clock::{Clock, VirtualClock};
-use leasehold::engine::{Counts, Engine, Eviction, LineView, Query};
+use leasehold::engine::{Engine, Eviction, LineView, Query};
 use leasehold::line::{Line, Refusal};
 use leasehold::memory::Memory;
 use leasehold::{Error, Name};
@@ -86,9 +86,15 @@ struct Reference {
     fence: u64,
     expired: u64,
     clock: VirtualClock,
-    /// Whether reading a line, or refusing a claim to it, also takes out what has expired in it
-    /// and grants what holds now. Only the age of a claim that was granted so can tell.
-    always_settles: bool,
+    settles: Settles,
+}
+
+/// Whether reading a line, or refusing a claim to it, also takes out what has expired in it and
+/// grants what holds now. Only the age of a claim that was granted so can tell.
+#[derive(Clone, Copy)]
+struct Settles {
+    on_reading: bool,
+    on_refusal: bool,
 }
 
 impl Reference {
@@ -118,7 +124,7 @@ impl Reference {
             },
         );
         self.fence += u64::from(used);
-        if answer.is_err() && !self.always_settles {
+        if answer.is_err() && !self.settles.on_refusal {
             self.lines.insert(claim.key.name.clone(), before.0.unwrap_or_default());
             self.expired = before.1;
         }
@@ -153,7 +159,7 @@ impl Reference {
         let names: Vec<Name> = self.lines.keys().cloned().collect();
         let mut views = Vec::new();
         for name in names {
-            let view = if self.always_settles {
+            let view = if self.settles.on_reading {
                 self.line(&name).view(&name, now)
             } else {
                 let mut line = self.lines[&name].clone();
@@ -186,13 +192,15 @@ struct Run {
     engine: Arc<dyn Engine>,
     reference: Reference,
     fences: Fences,
+    /// Moves the clock of the engine's server, if it has one of its own.
+    advance_server: Option<Box<dyn Fn(Duration)>>,
 }
 
 impl Run {
-    fn new(engine: Arc<dyn Engine>, clock: VirtualClock, always_settles: bool) -> Self {
+    fn new(engine: Arc<dyn Engine>, clock: VirtualClock, settles: Settles) -> Self {
         let lines = BTreeMap::new();
-        let reference = Reference { lines, fence: 0, expired: 0, clock, always_settles };
-        Self { engine, reference, fences: Fences::default() }
+        let reference = Reference { lines, fence: 0, expired: 0, clock, settles };
+        Self { engine, reference, fences: Fences::default(), advance_server: None }
     }
 
     async fn steps(&mut self, steps: &[Step]) -> Result<(), TestCaseError> {
@@ -200,7 +208,7 @@ impl Run {
             self.step(step).await?;
             self.compare_views().await?;
         }
-        let sums = self.engine.tally(&Counts::default()).await.expect("an answer");
+        let sums = self.engine.totals().await.expect("an answer");
         prop_assert_eq!(sums.counts.expired, self.reference.expired, "expiries counted");
         Ok(())
     }
@@ -248,7 +256,11 @@ impl Run {
                 Ok(())
             }
             Step::Advance { millis } => {
-                self.reference.clock.advance(Duration::from_millis(*millis));
+                let span = Duration::from_millis(*millis);
+                self.reference.clock.advance(span);
+                if let Some(advance) = &self.advance_server {
+                    advance(span);
+                }
                 Ok(())
             }
         }
@@ -304,6 +316,10 @@ impl Run {
     }
 }
 
+const ALWAYS: Settles = Settles { on_reading: true, on_refusal: true };
+#[cfg(feature = "sqlite")]
+const NEVER: Settles = Settles { on_reading: false, on_refusal: false };
+
 fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime")
 }
@@ -317,7 +333,7 @@ proptest! {
     #[test]
     fn memory_answers_as_the_rule(steps in prop::collection::vec(step(), 1..80)) {
         let (memory, clock) = Memory::virtual_time();
-        runtime().block_on(Run::new(Arc::new(memory), clock, true).steps(&steps))?;
+        runtime().block_on(Run::new(Arc::new(memory), clock, ALWAYS).steps(&steps))?;
     }
 }
 
@@ -339,7 +355,7 @@ mod sqlite {
         fn sqlite_answers_as_the_rule(steps in prop::collection::vec(step(), 1..80)) {
             let (folder, clock) = (tempfile::tempdir().expect("a folder"), VirtualClock::new());
             let engine = Arc::new(open(&folder, &clock));
-            runtime().block_on(Run::new(engine, clock, false).steps(&steps))?;
+            runtime().block_on(Run::new(engine, clock, NEVER).steps(&steps))?;
         }
 
         /// Each verb goes through another connection, as if another process sent it.
@@ -350,11 +366,109 @@ mod sqlite {
             let (folder, clock) = (tempfile::tempdir().expect("a folder"), VirtualClock::new());
             let engines: Vec<Arc<Sqlite>> =
                 (0..3).map(|_| Arc::new(open(&folder, &clock))).collect();
-            let mut run = Run::new(Arc::clone(&engines[0]) as Arc<dyn Engine>, clock, false);
+            let mut run = Run::new(Arc::clone(&engines[0]) as Arc<dyn Engine>, clock, NEVER);
             for (index, part) in parts.iter().enumerate() {
                 run.engine = Arc::clone(&engines[index % engines.len()]) as Arc<dyn Engine>;
                 runtime().block_on(run.steps(part))?;
             }
+        }
+    }
+}
+
+#[cfg(feature = "redis")]
+mod redis {
+    //! The same on real servers, whose clock stands still but for the steps of a run.
+    //!
+    //! A key lives through the millisecond in which it expires. So here every span is odd and
+    //! every step of the clock even: they never meet, and everything else is compared exactly.
+
+    use super::*;
+    use std::sync::LazyLock;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use leasehold::redis::Redis;
+    use leasehold_testkit::{Clock, servers};
+
+    const ON_REFUSAL: Settles = Settles { on_reading: false, on_refusal: true };
+
+    /// Servers and their clock. Runs take turns, because they move it.
+    struct Lab<S> {
+        clock: Arc<Clock>,
+        servers: S,
+        turn: std::sync::Mutex<()>,
+    }
+
+    impl<S> Lab<S> {
+        fn new(start: impl FnOnce(&servers::Redis) -> leasehold_testkit::Result<S>) -> Self {
+            let clock = Clock::new().expect("a clock");
+            let servers = start(&servers::Redis::new().clock(&clock)).expect("servers");
+            clock.freeze();
+            Self { clock: Arc::new(clock), servers, turn: std::sync::Mutex::default() }
+        }
+
+        fn run(&self, address: &str, parts: &[Vec<Step>]) -> Result<(), TestCaseError> {
+            static NEXT: AtomicU64 = AtomicU64::new(0);
+            let _turn = self.turn.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            let url = format!("{address}?prefix={}:", NEXT.fetch_add(1, Ordering::Relaxed));
+            runtime().block_on(async {
+                let one = Redis::open(&url).await.expect("the store");
+                let other = Redis::open(&url).await.expect("the store");
+                let engines = [Arc::new(one) as Arc<dyn Engine>, Arc::new(other)];
+                let mut run = Run::new(Arc::clone(&engines[0]), VirtualClock::new(), ON_REFUSAL);
+                let clock = Arc::clone(&self.clock);
+                run.advance_server = Some(Box::new(move |span| clock.advance(span)));
+                for (index, part) in parts.iter().enumerate() {
+                    run.engine = Arc::clone(&engines[index % 2]);
+                    let part: Vec<Step> = part.iter().map(apart).collect();
+                    run.steps(&part).await?;
+                }
+                Ok(())
+            })
+        }
+    }
+
+    fn apart(step: &Step) -> Step {
+        let mut step = step.clone();
+        match &mut step {
+            Step::Claim { ttl_ms, patience_ms, .. } | Step::Renew { ttl_ms, patience_ms, .. } => {
+                *ttl_ms |= 1;
+                *patience_ms |= 1;
+            }
+            Step::Advance { millis } => *millis = (*millis + 1) & !1,
+            Step::Release { .. } | Step::Evict { .. } => {}
+        }
+        step
+    }
+
+    fn parts() -> impl Strategy<Value = Vec<Vec<Step>>> {
+        prop::collection::vec(prop::collection::vec(step(), 1..16), 1..6)
+    }
+
+    static ONE: LazyLock<Lab<servers::Server>> =
+        LazyLock::new(|| Lab::new(servers::Redis::start_blocking));
+    static SENTINEL: LazyLock<Lab<servers::SentinelGroup>> =
+        LazyLock::new(|| Lab::new(servers::Redis::start_sentinel_blocking));
+    static CLUSTER: LazyLock<Lab<servers::Group>> =
+        LazyLock::new(|| Lab::new(servers::Redis::start_cluster_blocking));
+
+    proptest! {
+        #![proptest_config(config(100))]
+        #[test]
+        fn redis_answers_as_the_rule(parts in parts()) {
+            ONE.run(ONE.servers.url(), &parts)?;
+        }
+    }
+
+    proptest! {
+        #![proptest_config(config(30))]
+        #[test]
+        fn sentinel_answers_as_the_rule(parts in parts()) {
+            SENTINEL.run(SENTINEL.servers.url(), &parts)?;
+        }
+
+        #[test]
+        fn cluster_answers_as_the_rule(parts in parts()) {
+            CLUSTER.run(CLUSTER.servers.url(), &parts)?;
         }
     }
 }

@@ -45,16 +45,20 @@ impl Engine for Forward {
         self.0.inspect(query).await
     }
 
-    fn watch(&self, query: &Query) -> BoxStream<'static, Result<Event>> {
-        self.0.watch(query)
+    async fn watch(&self, query: &Query) -> Result<BoxStream<'static, Result<Event>>> {
+        self.0.watch(query).await
     }
 
     async fn evict(&self, order: &Eviction) -> Result<Vec<Holder>> {
         self.0.evict(order).await
     }
 
-    async fn tally(&self, counts: &Counts) -> Result<Totals> {
+    async fn tally(&self, counts: &Counts) -> Result<()> {
         self.0.tally(counts).await
+    }
+
+    async fn totals(&self) -> Result<Totals> {
+        self.0.totals().await
     }
 
     async fn examine(&self) -> Result<Vec<Finding>> {

@@ -37,7 +37,7 @@ async fn expect(events: &mut Events, kind: EventKind, holder: &Holder, fence: u6
 async fn watch_tells_a_claims_life_in_order(lab: Arc<dyn Harness>) -> Outcome {
     let name = "watch:life";
     let [one, two, three] = lab.clients().await?;
-    let mut events = three.watch(&Query::name(Name::new(name)?));
+    let mut events = three.watch(&Query::name(Name::new(name)?)).await?;
     let lease = one.mutex(name).ttl(LONG).lock().await?;
     expect(&mut events, EventKind::Granted, one.holder(), lease.fence()).await?;
     let mut waiter = Waiter::queue(&three, name, two.claim(name).ttl(LONG), 0).await?;
@@ -58,7 +58,7 @@ async fn watch_tells_a_claims_life_in_order(lab: Arc<dyn Harness>) -> Outcome {
 async fn watch_tells_of_expiry_and_who_is_next(lab: Arc<dyn Harness>) -> Outcome {
     let name = "watch:expiry";
     let (client, engine) = (lab.client().await?, lab.engine().await?);
-    let mut events = client.watch(&Query::name(Name::new(name)?));
+    let mut events = client.watch(&Query::name(Name::new(name)?)).await?;
     let dead = claim(name, Mode::Exclusive, lab.steady())?;
     let Standing::Held { fence, .. } = engine.claim(&dead).await? else { panic!("free") };
     expect(&mut events, EventKind::Granted, &dead.holder, fence).await?;
@@ -74,7 +74,7 @@ async fn watch_tells_of_eviction_and_why(lab: Arc<dyn Harness>) -> Outcome {
     let [one, two] = lab.clients().await?;
     let lease = one.mutex(name).ttl(LONG).lock().await?;
     let mut waiter = Waiter::queue(&one, name, two.claim(name).ttl(LONG), 0).await?;
-    let mut events = two.watch(&Query::name(Name::new(name)?));
+    let mut events = two.watch(&Query::name(Name::new(name)?)).await?;
     two.force_release(name, "stuck since noon").await?;
     let reason = "stuck since noon".to_owned();
     expect(&mut events, EventKind::Evicted { reason }, one.holder(), lease.fence()).await?;
@@ -86,7 +86,7 @@ async fn watch_tells_of_waiters_that_leave(lab: Arc<dyn Harness>) -> Outcome {
     let name = "watch:left";
     let [one, two] = lab.clients().await?;
     let lease = one.mutex(name).ttl(LONG).lock().await?;
-    let mut events = one.watch(&Query::name(Name::new(name)?));
+    let mut events = one.watch(&Query::name(Name::new(name)?)).await?;
     let waiter = Waiter::queue(&one, name, two.claim(name).ttl(LONG), 0).await?;
     let queued = next(&mut events).await?;
     assert_eq!(queued.kind, EventKind::Queued);
@@ -101,7 +101,7 @@ async fn watch_tells_of_waiters_that_leave(lab: Arc<dyn Harness>) -> Outcome {
 
 async fn watch_by_name_tells_of_no_other(lab: Arc<dyn Harness>) -> Outcome {
     let client = lab.client().await?;
-    let mut events = client.watch(&Query::name(Name::new("watch:one")?));
+    let mut events = client.watch(&Query::name(Name::new("watch:one")?)).await?;
     for name in ["watch:on", "watch:one:more", "WATCH:ONE", "watch:two"] {
         client.mutex(name).lock().await?.release().await?;
     }
@@ -111,8 +111,8 @@ async fn watch_by_name_tells_of_no_other(lab: Arc<dyn Harness>) -> Outcome {
 
 async fn watch_by_prefix_and_holder_tell_of_their_own(lab: Arc<dyn Harness>) -> Outcome {
     let [one, two] = lab.clients().await?;
-    let mut by_prefix = one.watch(&Query::prefix("watch:p:"));
-    let mut by_holder = one.watch(&Query::holder(two.holder().id()));
+    let mut by_prefix = one.watch(&Query::prefix("watch:p:")).await?;
+    let mut by_holder = one.watch(&Query::holder(two.holder().id())).await?;
     one.mutex("watch:q").lock().await?.release().await?;
     let first = one.mutex("watch:p:1").ttl(LONG).lock().await?;
     let second = two.mutex("watch:p:2").ttl(LONG).lock().await?;

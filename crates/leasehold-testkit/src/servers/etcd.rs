@@ -8,6 +8,7 @@ use super::group::{Group, start_with};
 use super::probe::Probe;
 use super::server::{Plan, Server};
 use super::with_retries;
+use crate::certificates::{Certificates, Tls};
 use crate::error::Result;
 use crate::folder::Folder;
 use crate::ports::Port;
@@ -26,6 +27,7 @@ const CLUSTER: usize = 3;
 #[derive(Clone, Debug, Default)]
 pub struct Etcd {
     fsync: bool,
+    tls: Option<Tls>,
     arguments: Vec<OsString>,
     environment: Vec<(OsString, OsString)>,
 }
@@ -39,6 +41,18 @@ impl Etcd {
     /// Whether a change waits for the disk, as it would in production; off by default.
     pub fn fsync(mut self, on: bool) -> Etcd {
         self.fsync = on;
+        self
+    }
+
+    /// Speaks only TLS with clients; members go on talking in the clear among themselves.
+    pub fn tls(mut self, certificates: &Certificates) -> Etcd {
+        self.tls = Some(Tls { certificates: certificates.clone(), mutual: false });
+        self
+    }
+
+    /// [`tls`](Etcd::tls), and turns clients away that show no certificate of the authority.
+    pub fn mutual_tls(mut self, certificates: &Certificates) -> Etcd {
+        self.tls = Some(Tls { certificates: certificates.clone(), mutual: true });
         self
     }
 
@@ -79,7 +93,7 @@ impl Etcd {
         with_retries(|| {
             let servers = self.launch(CLUSTER)?;
             servers.iter().try_for_each(Server::wait_ready_blocking)?;
-            Ok(Group::new("etcd", servers))
+            Ok(Group::new("etcd://", servers))
         })
     }
 
@@ -87,19 +101,21 @@ impl Etcd {
     fn launch(&self, count: usize) -> Result<Vec<Server>> {
         let mut members = Vec::new();
         for _ in 0..count {
-            members.push([Port::reserve()?, Port::reserve()?]);
+            members.push([Port::reserve()?, Port::reserve()?, Port::reserve()?]);
         }
         let list: Vec<String> = members
             .iter()
             .enumerate()
-            .map(|(index, [_, peer])| format!("{}=http://{}", member_name(index), peer.address()))
+            .map(|(index, [_, peer, _])| {
+                format!("{}=http://{}", member_name(index), peer.address())
+            })
             .collect();
         let list = list.join(",");
         let plans = members.into_iter().enumerate();
         plans.map(|(index, ports)| Server::launched(self.plan(index, ports, &list)?)).collect()
     }
 
-    fn plan(&self, index: usize, ports: [Port; 2], list: &str) -> Result<Plan> {
+    fn plan(&self, index: usize, ports: [Port; 3], list: &str) -> Result<Plan> {
         let folder = Folder::new()?;
         let mut environment = self.environment.clone();
         if cfg!(target_arch = "aarch64") {
@@ -110,10 +126,10 @@ impl Etcd {
             name: "etcd",
             url: format!("etcd://{}", ports[0].address()),
             program: programs::find("etcd", PACKAGE)?,
-            arguments: self.arguments(index, &ports, list, &folder),
+            arguments: self.arguments(index, &ports, list, &folder)?,
             environment,
             user: None,
-            probe: Probe::Etcd,
+            probe: Probe::Etcd { plain: self.tls.as_ref().map(|_| ports[2].address()) },
             polite: Signal::TERM,
             ports: ports.into(),
             folder,
@@ -123,11 +139,12 @@ impl Etcd {
     fn arguments(
         &self,
         index: usize,
-        [client, peer]: &[Port; 2],
+        [client, peer, metrics]: &[Port; 3],
         list: &str,
         folder: &Folder,
-    ) -> Vec<OsString> {
-        let client = format!("http://{}", client.address());
+    ) -> Result<Vec<OsString>> {
+        let scheme = if self.tls.is_some() { "https" } else { "http" };
+        let client = format!("{scheme}://{}", client.address());
         let peer = format!("http://{}", peer.address());
         let mut arguments: Vec<OsString> = Vec::new();
         let mut set = |name: &str, value: &str| arguments.push(format!("--{name}={value}").into());
@@ -144,8 +161,19 @@ impl Etcd {
         if !self.fsync {
             set("unsafe-no-fsync", "true");
         }
+        if let Some(tls) = &self.tls {
+            let files = tls.certificates.copy_to(folder.path(), None)?;
+            // Tells its health there without TLS.
+            set("listen-metrics-urls", &format!("http://{}", metrics.address()));
+            set("cert-file", &files.certificate.to_string_lossy());
+            set("key-file", &files.key.to_string_lossy());
+            if tls.mutual {
+                set("client-cert-auth", "true");
+                set("trusted-ca-file", &files.ca.to_string_lossy());
+            }
+        }
         arguments.extend(self.arguments.iter().cloned());
-        arguments
+        Ok(arguments)
     }
 }
 

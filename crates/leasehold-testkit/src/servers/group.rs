@@ -2,6 +2,8 @@
 //!
 //! How they find each other is left to the engines' modules.
 
+use std::fmt;
+
 use super::redis_groups::master_port;
 use super::server::Server;
 use crate::error::{Error, Result, unblock};
@@ -13,19 +15,20 @@ pub const SENTINEL_SERVICE: &str = "leasehold";
 /// cluster.
 ///
 /// Dropping it kills all of them and removes their data.
-#[derive(Debug)]
 pub struct Group {
     url: String,
     servers: Vec<Server>,
 }
 
 impl Group {
-    /// Makes a group out of servers that know each other; the address lists all of them.
-    pub(super) fn new(scheme: &str, servers: Vec<Server>) -> Group {
-        Group { url: format!("{scheme}://{}", addresses(&servers)), servers }
+    /// Makes a group out of servers that know each other; the address lists all of them behind
+    /// `start`, which is the scheme and the login.
+    pub(super) fn new(start: &str, servers: Vec<Server>) -> Group {
+        Group { url: format!("{start}{}", addresses(&servers)), servers }
     }
 
-    /// The address of all members, in the form of leasehold's `--url`.
+    /// The address of all members, in the form of leasehold's `--url`, with the password when
+    /// there is one.
     pub fn url(&self) -> &str {
         &self.url
     }
@@ -57,7 +60,6 @@ impl Group {
 /// A Redis master with two replicas, watched by three sentinels.
 ///
 /// Dropping it kills all six and removes their data.
-#[derive(Debug)]
 pub struct SentinelGroup {
     url: String,
     data: Vec<Server>,
@@ -65,13 +67,15 @@ pub struct SentinelGroup {
 }
 
 impl SentinelGroup {
-    /// `data` is the first master, then the replicas.
-    pub(super) fn new(data: Vec<Server>, sentinels: Vec<Server>) -> SentinelGroup {
-        let url = format!("redis+sentinel://{}/{SENTINEL_SERVICE}", addresses(&sentinels));
+    /// `data` is the first master, then the replicas; `start` is the scheme and the login.
+    pub(super) fn new(start: &str, data: Vec<Server>, sentinels: Vec<Server>) -> SentinelGroup {
+        let url = format!("{start}{}/{SENTINEL_SERVICE}", addresses(&sentinels));
         SentinelGroup { url, data, sentinels }
     }
 
     /// The address of the sentinels and the service, in the form of leasehold's `--url`.
+    ///
+    /// The password in it, when there is one, is that of the data; the sentinels' own is not.
     pub fn url(&self) -> &str {
         &self.url
     }
@@ -99,6 +103,23 @@ impl SentinelGroup {
             request: "SENTINEL GET-MASTER-ADDR-BY-NAME".to_owned(),
             answer: format!("port {port}, which is not in this group"),
         })
+    }
+}
+
+// The addresses may hold passwords.
+impl fmt::Debug for Group {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("Group").field("servers", &self.servers).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for SentinelGroup {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("SentinelGroup")
+            .field("data", &self.data)
+            .field("sentinels", &self.sentinels)
+            .finish_non_exhaustive()
     }
 }
 

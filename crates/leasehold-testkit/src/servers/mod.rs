@@ -69,6 +69,17 @@ fn wait_for_group(
     }
 }
 
+/// Writes every byte that means something in an address as `%XX`.
+fn encoded(text: &str) -> String {
+    let bytes = text.bytes().map(|byte| match byte {
+        b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'~' => {
+            char::from(byte).to_string()
+        }
+        _ => format!("%{byte:02X}"),
+    });
+    bytes.collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -13,9 +13,11 @@ use std::time::Duration;
 use rustix::process::Signal;
 
 use super::group::start_with;
-use super::probe::Probe;
+use super::probe::{Login, Probe};
 use super::server::{Plan, Server};
-use super::with_retries;
+use super::{encoded, with_retries};
+use crate::certificates::{Certificates, Tls};
+use crate::clock::Clock;
 use crate::error::{Doing, Error, Result};
 use crate::folder::{Folder, POSTGRES_DATA};
 use crate::ports::Port;
@@ -24,6 +26,12 @@ use crate::programs::{self, User};
 
 /// The Debian package that has the server.
 const PACKAGE: &str = "postgresql";
+
+/// The first user, who may do everything; also the name of the first database.
+const SUPERUSER: &str = "postgres";
+
+/// A server on this machine lets in at once; a stopped one never.
+const ANSWER_LIMIT_S: &str = "2";
 
 /// `initdb` takes half a second; this is for a machine with a lot else to do.
 const INITDB_LIMIT: Duration = Duration::from_secs(60);
@@ -36,6 +44,8 @@ const INITDB_LIMIT: Duration = Duration::from_secs(60);
 #[derive(Clone, Debug, Default)]
 pub struct Postgres {
     fsync: bool,
+    password: Option<Login>,
+    tls: Option<Tls>,
     settings: Vec<(String, String)>,
     environment: Vec<(OsString, OsString)>,
 }
@@ -49,6 +59,25 @@ impl Postgres {
     /// Whether a commit waits for the disk, as it would in production; off by default.
     pub fn fsync(mut self, on: bool) -> Postgres {
         self.fsync = on;
+        self
+    }
+
+    /// Asks clients for a password, by `scram-sha-256`; this is that of the user `postgres`.
+    pub fn password(mut self, password: &str) -> Postgres {
+        let (user, password) = (SUPERUSER.to_owned(), password.to_owned());
+        self.password = Some(Login { user, password });
+        self
+    }
+
+    /// Speaks only TLS with clients.
+    pub fn tls(mut self, certificates: &Certificates) -> Postgres {
+        self.tls = Some(Tls { certificates: certificates.clone(), mutual: false });
+        self
+    }
+
+    /// [`tls`](Postgres::tls), and turns clients away that show no certificate of the authority.
+    pub fn mutual_tls(mut self, certificates: &Certificates) -> Postgres {
+        self.tls = Some(Tls { certificates: certificates.clone(), mutual: true });
         self
     }
 
@@ -68,6 +97,13 @@ impl Postgres {
         self
     }
 
+    /// Puts the server on a clock that the test moves and stops.
+    pub fn clock(mut self, clock: &Clock) -> Postgres {
+        let variables = clock.environment().map(|(name, value)| (name.into(), value.into()));
+        self.environment.extend(variables);
+        self
+    }
+
     /// Makes a data folder and starts the server.
     pub async fn start(&self) -> Result<Server> {
         start_with(self, Postgres::start_blocking).await
@@ -83,12 +119,19 @@ impl Postgres {
         let user = User::instead_of_root("postgres", PACKAGE)?;
         let data = folder.path().join(POSTGRES_DATA);
         make_data_folder(folder.path(), &data, user)?;
-        init_database(&data, user)?;
+        init_database(&data, user, self.password.as_ref())?;
+        // Over the initial rules, whose owner the file keeps.
+        let rules = data.join("pg_hba.conf");
+        fs::write(&rules, self.rules()).doing(|| format!("write {}", rules.display()))?;
+        let login = match &self.password {
+            Some(login) => format!("{SUPERUSER}:{}", encoded(&login.password)),
+            None => SUPERUSER.to_owned(),
+        };
         Ok(Plan {
             name: "postgres",
-            url: format!("postgres://postgres@{}/postgres", port.address()),
+            url: format!("postgres://{login}@{}/postgres", port.address()),
             program: programs::find("postgres", PACKAGE)?,
-            arguments: self.arguments(&port, &data),
+            arguments: self.arguments(&port, &data, user)?,
             environment: self.environment.clone(),
             user,
             probe: Probe::Postgres,
@@ -99,18 +142,71 @@ impl Postgres {
         })
     }
 
-    fn arguments(&self, port: &Port, data: &Path) -> Vec<OsString> {
-        let data = OsString::from(data);
+    /// Who may come in. The harness and tests look in over the socket file, as the one user who
+    /// may pass into the data folder.
+    fn rules(&self) -> String {
+        let way = if self.tls.is_some() { "hostssl" } else { "host" };
+        let method = if self.password.is_some() { "scram-sha-256" } else { "trust" };
+        let mutual = self.tls.as_ref().is_some_and(|tls| tls.mutual);
+        let certificate = if mutual { " clientcert=verify-ca" } else { "" };
+        format!("local all all trust\n{way} all all 127.0.0.1/32 {method}{certificate}\n")
+    }
+
+    fn arguments(&self, port: &Port, data: &Path, user: Option<User>) -> Result<Vec<OsString>> {
         let port = port.number().to_string().into();
         let mut arguments: Vec<OsString> =
-            vec!["-D".into(), data.clone(), "-p".into(), port, "-k".into(), data];
+            vec!["-D".into(), data.into(), "-p".into(), port, "-k".into(), data.into()];
         let fsync = if self.fsync { "on" } else { "off" };
         let own = [("listen_addresses", "127.0.0.1"), ("max_connections", "200"), ("fsync", fsync)];
-        let given = self.settings.iter().map(|(name, value)| (name.as_str(), value.as_str()));
-        for (name, value) in own.into_iter().chain(given) {
+        let own = own.map(|(name, value)| (name.to_owned(), value.to_owned()));
+        let tls = self.tls_settings(data, user)?;
+        for (name, value) in own.iter().chain(&tls).chain(&self.settings) {
             arguments.extend(["-c".into(), format!("{name}={value}").into()]);
         }
-        arguments
+        Ok(arguments)
+    }
+
+    fn tls_settings(&self, data: &Path, user: Option<User>) -> Result<Vec<(String, String)>> {
+        let Some(tls) = &self.tls else { return Ok(Vec::new()) };
+        let files = tls.certificates.copy_to(data, user)?;
+        let mut settings = vec![("ssl".to_owned(), "on".to_owned())];
+        let mut file = |name: &str, path: &Path| {
+            settings.push((name.to_owned(), path.to_string_lossy().into_owned()));
+        };
+        file("ssl_cert_file", &files.certificate);
+        file("ssl_key_file", &files.key);
+        if tls.mutual {
+            file("ssl_ca_file", &files.ca);
+        }
+        Ok(settings)
+    }
+}
+
+impl Server {
+    /// Gives a PostgreSQL server statements, with `psql` over its socket file as its superuser.
+    ///
+    /// For faults (`pg_terminate_backend`), roles, and for looking at what is stored. Rows come
+    /// back one a line, with `|` between the columns.
+    pub fn sql(&self, statements: &str) -> Result<String> {
+        let doing = || "run `psql`".to_owned();
+        let mut command = Command::new(programs::find("psql", "postgresql-client")?);
+        command
+            .args(["--no-psqlrc", "--quiet", "--tuples-only", "--no-align"])
+            .args(["--set", "ON_ERROR_STOP=1", "--username", SUPERUSER, "--host"])
+            .arg(self.folder().join(POSTGRES_DATA))
+            .args(["--port", &self.port().to_string(), "--command", statements, "postgres"])
+            .env("PGCONNECT_TIMEOUT", ANSWER_LIMIT_S)
+            .stdin(Stdio::null());
+        let output = command.output().doing(doing)?;
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim_end().to_owned();
+        if output.status.success() {
+            return Ok(text(&output.stdout));
+        }
+        Err(Error::Refused {
+            server: self.name().to_owned(),
+            request: statements.to_owned(),
+            answer: text(&output.stderr),
+        })
     }
 }
 
@@ -126,7 +222,7 @@ fn make_data_folder(folder: &Path, data: &Path, user: Option<User>) -> Result<()
     Ok(())
 }
 
-fn init_database(data: &Path, user: Option<User>) -> Result<()> {
+fn init_database(data: &Path, user: Option<User>, login: Option<&Login>) -> Result<()> {
     let log = data.with_extension("initdb.log");
     let open = || fs::File::options().create(true).append(true).open(&log);
     let doing = || "run `initdb`".to_owned();
@@ -134,7 +230,7 @@ fn init_database(data: &Path, user: Option<User>) -> Result<()> {
     command
         .arg("-D")
         .arg(data)
-        .args(["-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-locale"])
+        .args(["-U", SUPERUSER, "-A", "trust", "-E", "UTF8", "--no-locale"])
         .args(["--no-sync", "--no-instructions"])
         .env_clear()
         .env("PATH", std::env::var_os("PATH").unwrap_or_default())
@@ -144,6 +240,14 @@ fn init_database(data: &Path, user: Option<User>) -> Result<()> {
         .stderr(open().doing(doing)?);
     if let Some(user) = user {
         command.uid(user.uid).gid(user.gid);
+    }
+    if let Some(login) = login {
+        let file = data.with_extension("password");
+        fs::write(&file, &login.password).doing(doing)?;
+        if let Some(user) = user {
+            chown(&file, Some(user.uid), Some(user.gid)).doing(doing)?;
+        }
+        command.arg("--pwfile").arg(file);
     }
     let mut process = Process::spawn(command).doing(doing)?;
     let status = process.wait(INITDB_LIMIT).doing(doing)?;

@@ -1,10 +1,13 @@
 //! The ready checks: what each server is asked, in its own protocol, and what it must answer.
 //!
-//! Each check is one connection with one question. Asking again is left to `server`.
+//! Each check is one connection with one question. Asking again is left to `server`. No check
+//! speaks TLS: a server that wants it from clients is asked on another way in.
 
 use std::fmt;
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use super::resp;
@@ -18,14 +21,15 @@ const ANSWER_BYTES_MAX: u64 = 1 << 16;
 /// How to ask a server whether it is ready.
 #[derive(Debug)]
 pub(super) enum Probe {
-    /// `PING` must give `PONG`.
-    Redis { login: Option<Login> },
-    /// A client that says hello must be let in, or be asked for a password.
+    /// `PING` must give `PONG`, over the socket file where there is one.
+    Redis { login: Option<Login>, socket: Option<PathBuf> },
+    /// A client that says hello must be let in, be asked for a password, or be turned away by the
+    /// server's rules.
     Postgres,
     /// `srvr` must name the server's mode, which it has only as part of a quorum.
-    Zookeeper,
+    Zookeeper { plain: Option<SocketAddr> },
     /// `GET /health` must say healthy, which needs a leader.
-    Etcd,
+    Etcd { plain: Option<SocketAddr> },
 }
 
 /// A user and password of Redis.
@@ -33,6 +37,13 @@ pub(super) enum Probe {
 pub(super) struct Login {
     pub(super) user: String,
     pub(super) password: String,
+}
+
+impl Login {
+    /// The user that Redis takes who gives only a password for.
+    pub(super) fn of_default_user(password: &str) -> Login {
+        Login { user: "default".to_owned(), password: password.to_owned() }
+    }
 }
 
 impl fmt::Debug for Login {
@@ -47,21 +58,31 @@ impl Probe {
         match self {
             Probe::Redis { .. } => expect("PONG", &self.call_redis(address, &["PING"])?),
             Probe::Postgres => check_postgres(address),
-            Probe::Zookeeper => expect("Mode: ", &ask(address, b"srvr")?),
-            Probe::Etcd => {
+            Probe::Zookeeper { plain } => {
+                expect("Mode: ", &ask(plain.unwrap_or(address), b"srvr")?)
+            }
+            Probe::Etcd { plain } => {
                 let request = b"GET /health HTTP/1.0\r\nHost: localhost\r\n\r\n";
-                expect("\"health\":\"true\"", &ask(address, request)?)
+                expect("\"health\":\"true\"", &ask(plain.unwrap_or(address), request)?)
             }
         }
     }
 
     /// Gives a Redis server one command, logged in as the harness.
     pub(super) fn call_redis(&self, address: SocketAddr, command: &[&str]) -> io::Result<String> {
-        let Probe::Redis { login } = self else {
+        let Probe::Redis { login, socket } = self else {
             return Err(io::Error::new(io::ErrorKind::Unsupported, "not a Redis server"));
         };
         let login = login.as_ref().map(|login| (login.user.as_str(), login.password.as_str()));
-        resp::call(address, login, command)
+        match socket {
+            None => resp::call(connect(address)?, login, command),
+            Some(socket) => {
+                let stream = UnixStream::connect(socket)?;
+                stream.set_read_timeout(Some(ANSWER_LIMIT))?;
+                stream.set_write_timeout(Some(ANSWER_LIMIT))?;
+                resp::call(stream, login, command)
+            }
+        }
     }
 }
 
@@ -82,10 +103,12 @@ fn ask(address: SocketAddr, question: &[u8]) -> io::Result<String> {
 }
 
 /// Says hello as user `postgres`. While it starts up, PostgreSQL answers with an error instead of
-/// with an authentication message.
+/// with an authentication message. An error of this kind comes from its rules, which it looks at
+/// only once it has started: it wants TLS.
 fn check_postgres(address: SocketAddr) -> io::Result<()> {
     const PROTOCOL_3_0: u32 = 3 << 16;
     const TERMINATE: &[u8] = b"X\0\0\0\x04";
+    const TURNED_AWAY: &str = "C28000\0";
     let parameters = b"user\0postgres\0database\0postgres\0\0";
     let length = u32::try_from(8 + parameters.len()).expect("a greeting is short");
     let mut stream = connect(address)?;
@@ -93,6 +116,11 @@ fn check_postgres(address: SocketAddr) -> io::Result<()> {
     stream.write_all(&greeting)?;
     let mut kind = [0];
     stream.read_exact(&mut kind)?;
+    if &kind == b"E" {
+        let mut fields = Vec::new();
+        stream.take(ANSWER_BYTES_MAX).read_to_end(&mut fields)?;
+        return expect(TURNED_AWAY, &String::from_utf8_lossy(&fields));
+    }
     let _ = stream.write_all(TERMINATE);
     expect("R", &String::from_utf8_lossy(&kind))
 }

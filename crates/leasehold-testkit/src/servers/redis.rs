@@ -3,13 +3,16 @@
 //! The shapes of several servers are in `redis_groups`.
 
 use std::ffi::OsString;
+use std::path::PathBuf;
 
 use rustix::process::Signal;
 
 use super::group::{Group, SentinelGroup, start_with};
 use super::probe::{Login, Probe};
 use super::server::{Plan, Server};
-use super::{redis_groups, with_retries};
+use super::{encoded, redis_groups, with_retries};
+use crate::certificates::{Certificates, Tls};
+use crate::clock::Clock;
 use crate::error::{Error, Result};
 use crate::folder::Folder;
 use crate::ports::Port;
@@ -31,6 +34,8 @@ pub struct Redis {
     environment: Vec<(OsString, OsString)>,
     password: Option<Login>,
     users: Vec<User>,
+    sentinel_password: Option<Login>,
+    tls: Option<Tls>,
     append_only: bool,
     unix_socket: bool,
 }
@@ -60,10 +65,16 @@ impl Redis {
         self
     }
 
+    /// Puts the server on a clock that the test moves and stops.
+    pub fn clock(mut self, clock: &Clock) -> Redis {
+        let variables = clock.environment().map(|(name, value)| (name.into(), value.into()));
+        self.environment.extend(variables);
+        self
+    }
+
     /// Asks clients for this password.
     pub fn password(mut self, password: &str) -> Redis {
-        let login = Login { user: "default".to_owned(), password: password.to_owned() };
-        self.password = Some(login);
+        self.password = Some(Login::of_default_user(password));
         self
     }
 
@@ -72,6 +83,28 @@ impl Redis {
         let login = Login { user: name.to_owned(), password: password.to_owned() };
         self.users.push(User { login, rules: rules.to_owned() });
         self
+    }
+
+    /// Makes the sentinels of [`start_sentinel`](Redis::start_sentinel) ask for a password too.
+    ///
+    /// It is not that of the data: [`password`](Redis::password) says that one.
+    pub fn sentinel_password(mut self, password: &str) -> Redis {
+        self.sentinel_password = Some(Login::of_default_user(password));
+        self
+    }
+
+    /// Speaks only TLS with clients, with replicas and within a cluster.
+    ///
+    /// The harness itself asks over the socket file, which is there then too.
+    pub fn tls(mut self, certificates: &Certificates) -> Redis {
+        self.tls = Some(Tls { certificates: certificates.clone(), mutual: false });
+        self.unix_socket()
+    }
+
+    /// [`tls`](Redis::tls), and turns clients away that show no certificate of the authority.
+    pub fn mutual_tls(mut self, certificates: &Certificates) -> Redis {
+        self.tls = Some(Tls { certificates: certificates.clone(), mutual: true });
+        self.unix_socket()
     }
 
     /// Keeps data on disk, written before each answer, so that it survives a kill.
@@ -123,57 +156,109 @@ impl Redis {
     }
 
     /// Starts a master with two replicas, and three sentinels that watch them.
-    ///
-    /// Passwords are not supported here; the sentinels would need them too.
     pub async fn start_sentinel(&self) -> Result<SentinelGroup> {
         start_with(self, Redis::start_sentinel_blocking).await
     }
 
     /// [`start_sentinel`](Redis::start_sentinel) for callers that may block.
     pub fn start_sentinel_blocking(&self) -> Result<SentinelGroup> {
-        assert!(self.password.is_none(), "sentinel groups are started without a password");
         with_retries(|| redis_groups::start_sentinel(self))
     }
 
     /// The plan for one server on a port of its own.
     pub(super) fn plan(&self) -> Result<Plan> {
         let (port, folder) = (Port::reserve()?, Folder::new()?);
-        let mut arguments = self.base_arguments(&port, &folder);
+        let mut arguments = self.base_arguments(&folder);
+        for (name, value) in self.port_settings(&port, &folder)? {
+            arguments.extend([format!("--{name}").into(), value.into()]);
+        }
         arguments.extend(self.arguments.iter().cloned());
-        let url = match &self.password {
-            Some(login) => format!("redis://:{}@{}", encoded(&login.password), port.address()),
-            None => format!("redis://{}", port.address()),
-        };
         Ok(Plan {
             name: "redis",
-            url,
+            url: format!("{}://{}{}", self.scheme(), self.url_login(), port.address()),
             program: programs::find("redis-server", PACKAGE)?,
             arguments,
             environment: self.environment.clone(),
             user: None,
-            probe: Probe::Redis { login: self.password.clone() },
+            probe: Probe::Redis { login: self.password.clone(), socket: self.socket(&folder) },
             polite: Signal::TERM,
             ports: vec![port],
             folder,
         })
     }
 
-    fn base_arguments(&self, port: &Port, folder: &Folder) -> Vec<OsString> {
+    /// The scheme of an address of one server; those of groups start with it.
+    pub(super) fn scheme(&self) -> &'static str {
+        if self.tls.is_some() { "rediss" } else { "redis" }
+    }
+
+    /// What stands before the host in an address.
+    pub(super) fn url_login(&self) -> String {
+        match &self.password {
+            Some(login) => format!(":{}@", encoded(&login.password)),
+            None => String::new(),
+        }
+    }
+
+    pub(super) fn login(&self) -> Option<&Login> {
+        self.password.as_ref()
+    }
+
+    /// The options for the sentinels of servers with these.
+    pub(super) fn for_sentinels(&self) -> Redis {
+        Redis {
+            password: self.sentinel_password.clone(),
+            tls: self.tls.clone(),
+            unix_socket: self.unix_socket,
+            ..Redis::new()
+        }
+    }
+
+    /// The socket file over which the harness asks; TCP will do unless it is for TLS only.
+    fn socket(&self, folder: &Folder) -> Option<PathBuf> {
+        self.tls.is_some().then(|| folder.path().join(UNIX_SOCKET))
+    }
+
+    /// The settings about listening, for the command line or a sentinel's file.
+    pub(super) fn port_settings(
+        &self,
+        port: &Port,
+        folder: &Folder,
+    ) -> Result<Vec<(&'static str, String)>> {
+        let number = port.number().to_string();
+        let mut settings = vec![("bind", "127.0.0.1".to_owned())];
+        if self.unix_socket {
+            settings.push(("unixsocket", text(folder.path().join(UNIX_SOCKET))));
+        }
+        let Some(tls) = &self.tls else {
+            settings.push(("port", number));
+            return Ok(settings);
+        };
+        let files = tls.certificates.copy_to(folder.path(), None)?;
+        settings.extend([
+            ("port", "0".to_owned()),
+            ("tls-port", number),
+            ("tls-ca-cert-file", text(files.ca)),
+            ("tls-cert-file", text(files.certificate)),
+            ("tls-key-file", text(files.key)),
+            ("tls-auth-clients", if tls.mutual { "yes" } else { "no" }.to_owned()),
+            ("tls-replication", "yes".to_owned()),
+            ("tls-cluster", "yes".to_owned()),
+        ]);
+        Ok(settings)
+    }
+
+    fn base_arguments(&self, folder: &Folder) -> Vec<OsString> {
         let mut arguments: Vec<OsString> = Vec::new();
         let mut set = |name: &str, values: &[&str]| {
             arguments.push(format!("--{name}").into());
             arguments.extend(values.iter().map(OsString::from));
         };
-        set("port", &[&port.number().to_string()]);
-        set("bind", &["127.0.0.1"]);
         set("dir", &[&folder.path().to_string_lossy()]);
         set("save", &[""]);
         set("loglevel", &["warning"]);
         set("appendonly", &[if self.append_only { "yes" } else { "no" }]);
         set("appendfsync", &["always"]);
-        if self.unix_socket {
-            set("unixsocket", &[&folder.path().join(UNIX_SOCKET).to_string_lossy()]);
-        }
         if let Some(login) = &self.password {
             set("requirepass", &[&login.password]);
         }
@@ -202,15 +287,8 @@ impl Server {
     }
 }
 
-/// Writes every byte that means something in an address as `%XX`.
-fn encoded(text: &str) -> String {
-    let bytes = text.bytes().map(|byte| match byte {
-        b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'~' => {
-            char::from(byte).to_string()
-        }
-        _ => format!("%{byte:02X}"),
-    });
-    bytes.collect()
+fn text(path: PathBuf) -> String {
+    path.to_string_lossy().into_owned()
 }
 
 #[cfg(test)]
@@ -220,6 +298,7 @@ mod tests {
     #[test]
     fn password_is_encoded_in_the_address_and_absent_from_debug() {
         let options = Redis::new().password("p@ss/1").user("bob", "hidden", "~*");
+        let options = options.sentinel_password("hidden too");
         assert!(options.plan().unwrap().url.starts_with("redis://:p%40ss%2F1@127.0.0.1:"));
         let debug = format!("{options:?}");
         assert!(!debug.contains("p@ss") && !debug.contains("hidden"), "{debug}");

@@ -22,7 +22,7 @@ const SENTINELS: usize = 3;
 pub(super) fn start_many(options: &Redis, count: usize) -> Result<Group> {
     let servers = launch_all((0..count).map(|_| options.plan()))?;
     wait_all(&servers)?;
-    Ok(Group::new("redlock", servers))
+    Ok(Group::new(&format!("redlock://{}", options.url_login()), servers))
 }
 
 pub(super) fn start_cluster(options: &Redis) -> Result<Group> {
@@ -47,7 +47,8 @@ pub(super) fn start_cluster(options: &Redis) -> Result<Group> {
             if is_ready { Ok(()) } else { Err(state) }
         })
     })?;
-    Ok(Group::new("redis+cluster", servers))
+    let start = format!("{}+cluster://{}", options.scheme(), options.url_login());
+    Ok(Group::new(&start, servers))
 }
 
 fn cluster_plan(options: &Redis) -> Result<Plan> {
@@ -71,13 +72,14 @@ pub(super) fn start_sentinel(options: &Redis) -> Result<SentinelGroup> {
     let members: Vec<&Server> = data.iter().collect();
     // Sentinels ask for the replicas at their start and then only every 10 s.
     wait_for_group("redis replicas", &members, || replicas_are_linked(&data[1..]))?;
-    let sentinels = launch_all((0..SENTINELS).map(|_| sentinel_plan(master)))?;
+    let sentinels = launch_all((0..SENTINELS).map(|_| sentinel_plan(options, master)))?;
     wait_all(&sentinels)?;
     let members: Vec<&Server> = data.iter().chain(&sentinels).collect();
     wait_for_group("redis sentinel", &members, || {
         sentinels.iter().try_for_each(sentinel_is_ready)
     })?;
-    Ok(SentinelGroup::new(data, sentinels))
+    let start = format!("{}+sentinel://{}", options.scheme(), options.url_login());
+    Ok(SentinelGroup::new(&start, data, sentinels))
 }
 
 /// A server that holds data: the master, or a replica of it.
@@ -86,6 +88,10 @@ fn data_plan(options: &Redis, master: Option<u16>) -> Result<Plan> {
     // A master waits 5 s for more replicas before it copies its data to the first; every server
     // may become one.
     plan.arguments.extend(["--repl-diskless-sync-delay", "0"].map(OsString::from));
+    if let Some(login) = options.login() {
+        // Of every server again, because each may become a replica.
+        plan.arguments.extend(["--masterauth", &login.password].map(OsString::from));
+    }
     if let Some(master) = master {
         plan.name = "redis replica";
         let master = master.to_string();
@@ -95,24 +101,38 @@ fn data_plan(options: &Redis, master: Option<u16>) -> Result<Plan> {
 }
 
 /// A sentinel writes what it learns into its file, so that it still knows it after a restart.
-fn sentinel_plan(master: u16) -> Result<Plan> {
-    let mut plan = Redis::new().plan()?;
+fn sentinel_plan(options: &Redis, master: u16) -> Result<Plan> {
+    let own = options.for_sentinels();
+    let mut plan = own.plan()?;
     plan.name = "redis sentinel";
     let file = plan.folder.path().join("sentinel.conf");
-    let text = format!(
-        "port {port}\n\
-         bind 127.0.0.1\n\
-         dir {folder}\n\
+    let mut text = format!(
+        "dir {folder}\n\
          loglevel warning\n\
          sentinel monitor {SENTINEL_SERVICE} 127.0.0.1 {master} 2\n\
          sentinel down-after-milliseconds {SENTINEL_SERVICE} 1000\n\
          sentinel failover-timeout {SENTINEL_SERVICE} 3000\n",
-        port = plan.ports[0].number(),
         folder = plan.folder.path().display(),
     );
+    for (name, value) in own.port_settings(&plan.ports[0], &plan.folder)? {
+        text.push_str(&format!("{name} {value}\n"));
+    }
+    if let Some(login) = options.login() {
+        let password = quoted(&login.password);
+        text.push_str(&format!("sentinel auth-pass {SENTINEL_SERVICE} {password}\n"));
+    }
+    if let Some(login) = own.login() {
+        // Sentinels try their own password with each other.
+        text.push_str(&format!("requirepass {}\n", quoted(&login.password)));
+    }
     fs::write(&file, text).doing(|| format!("write {}", file.display()))?;
     plan.arguments = vec![file.into(), "--sentinel".into()];
     Ok(plan)
+}
+
+/// A word of a Redis file that may hold spaces and quotes.
+fn quoted(word: &str) -> String {
+    format!("\"{}\"", word.replace('\\', "\\\\").replace('"', "\\\""))
 }
 
 /// A replica that is still copying would be passed over in a failover.

@@ -1,13 +1,8 @@
-//! The little of the Redis protocol that the harness speaks, by hand over TCP.
+//! The little of the Redis protocol that the harness speaks, by hand over TCP or a socket file.
 //!
 //! One command a connection, answers as text. Clients are left to the tests.
 
-use std::io::{self, BufRead, BufReader, Write};
-use std::net::{SocketAddr, TcpStream};
-use std::time::Duration;
-
-/// A server on this machine answers in microseconds; a stopped one never.
-const ANSWER_LIMIT: Duration = Duration::from_secs(2);
+use std::io::{self, BufRead, BufReader, Read, Write};
 
 /// The answers of Redis that are read here are short; more is a broken stream.
 const ANSWER_BYTES_MAX: usize = 1 << 20;
@@ -15,25 +10,24 @@ const ANSWER_BYTES_MAX: usize = 1 << 20;
 /// Nested answers are at most two deep here.
 const DEPTH_MAX: usize = 8;
 
-/// Gives a server one command, after logging in with `login` when there is one.
+/// Gives the server behind a stream one command, after logging in with `login` when there is one.
 ///
 /// Lists come back with one item a line, nothing as an empty text, an error of Redis as an error.
 pub(super) fn call(
-    address: SocketAddr,
+    stream: impl Read + Write,
     login: Option<(&str, &str)>,
     command: &[&str],
 ) -> io::Result<String> {
-    let stream = TcpStream::connect_timeout(&address, ANSWER_LIMIT)?;
-    stream.set_read_timeout(Some(ANSWER_LIMIT))?;
-    stream.set_write_timeout(Some(ANSWER_LIMIT))?;
-    let mut answers = BufReader::new(stream.try_clone()?);
-    let mut requests = stream;
+    let mut stream = BufReader::new(stream);
     if let Some((user, password)) = login {
-        requests.write_all(&encode(&["AUTH", user, password]))?;
-        read_answer(&mut answers, DEPTH_MAX)?;
+        ask(&mut stream, &["AUTH", user, password])?;
     }
-    requests.write_all(&encode(command))?;
-    read_answer(&mut answers, DEPTH_MAX)
+    ask(&mut stream, command)
+}
+
+fn ask(stream: &mut BufReader<impl Read + Write>, command: &[&str]) -> io::Result<String> {
+    stream.get_mut().write_all(&encode(command))?;
+    read_answer(stream, DEPTH_MAX)
 }
 
 fn encode(words: &[&str]) -> Vec<u8> {

@@ -11,6 +11,8 @@ use super::group::{Group, start_with};
 use super::probe::Probe;
 use super::server::{Plan, Server};
 use super::with_retries;
+use crate::certificates::{Certificates, Tls};
+use crate::clock::Clock;
 use crate::error::{Doing, Result};
 use crate::folder::Folder;
 use crate::ports::Port;
@@ -19,6 +21,8 @@ use crate::programs;
 const JAR: (&str, &str) = ("/usr/share/java/zookeeper.jar", "zookeeper");
 /// Without it there is no log.
 const LOG_JAR: (&str, &str) = ("/usr/share/java/slf4j-simple.jar", "libslf4j-java");
+/// The part of Netty that TLS needs and the jar above does not name itself.
+const NETTY_JAR: (&str, &str) = ("/usr/share/java/netty-codec.jar", "libnetty-java");
 const MAIN: &str = "org.apache.zookeeper.server.quorum.QuorumPeerMain";
 const ENSEMBLE: usize = 3;
 
@@ -40,6 +44,7 @@ const SETTINGS: &str = "tickTime=500\n\
 #[derive(Clone, Debug, Default)]
 pub struct Zookeeper {
     fsync: bool,
+    tls: Option<Tls>,
     settings: Vec<(String, String)>,
     environment: Vec<(OsString, OsString)>,
 }
@@ -56,6 +61,20 @@ impl Zookeeper {
         self
     }
 
+    /// Speaks TLS with clients; members go on talking in the clear among themselves.
+    ///
+    /// It still listens without TLS too, on a port that only the harness knows.
+    pub fn tls(mut self, certificates: &Certificates) -> Zookeeper {
+        self.tls = Some(Tls { certificates: certificates.clone(), mutual: false });
+        self
+    }
+
+    /// [`tls`](Zookeeper::tls), and turns clients away that show no certificate of the authority.
+    pub fn mutual_tls(mut self, certificates: &Certificates) -> Zookeeper {
+        self.tls = Some(Tls { certificates: certificates.clone(), mutual: true });
+        self
+    }
+
     /// Adds a line to the server's file, `tickTime` for instance, over the harness's own.
     pub fn setting(mut self, name: &str, value: &str) -> Zookeeper {
         self.settings.push((name.to_owned(), value.to_owned()));
@@ -69,6 +88,13 @@ impl Zookeeper {
         value: impl Into<OsString>,
     ) -> Zookeeper {
         self.environment.push((name.into(), value.into()));
+        self
+    }
+
+    /// Puts the server on a clock that the test moves and stops.
+    pub fn clock(mut self, clock: &Clock) -> Zookeeper {
+        let variables = clock.environment().map(|(name, value)| (name.into(), value.into()));
+        self.environment.extend(variables);
         self
     }
 
@@ -109,13 +135,23 @@ impl Zookeeper {
             servers.push(Server::launched(plan)?);
         }
         servers.iter().try_for_each(Server::wait_ready_blocking)?;
-        Ok(Group::new("zk", servers))
+        Ok(Group::new("zk://", servers))
     }
 
-    fn plan(&self, ports: Vec<Port>, members: &str) -> Result<Plan> {
+    fn plan(&self, mut ports: Vec<Port>, members: &str) -> Result<Plan> {
         let folder = Folder::new()?;
         let file = folder.path().join("zoo.cfg");
-        let text = self.file(&ports[0], &folder, members);
+        let mut text = self.file(&folder, members);
+        let mut plain = None;
+        if let Some(tls) = &self.tls {
+            let port = Port::reserve()?;
+            text.push_str(&format!("clientPort={}\n", port.number()));
+            text.push_str(&tls_lines(tls, &ports[0], &folder)?);
+            plain = Some(port.address());
+            ports.push(port);
+        } else {
+            text.push_str(&format!("clientPort={}\n", ports[0].number()));
+        }
         fs::write(&file, text).doing(|| format!("write {}", file.display()))?;
         let jar = programs::require(JAR.0, JAR.1)?;
         let log_jar = programs::require(LOG_JAR.0, LOG_JAR.1)?;
@@ -126,7 +162,11 @@ impl Zookeeper {
         arguments.push("-Dorg.slf4j.simpleLogger.defaultLogLevel=warn".into());
         // Java keeps a file of numbers for its tools in the shared temporary folder otherwise.
         arguments.push("-XX:-UsePerfData".into());
-        arguments.extend(["-cp".into(), format!("{jar}:{log_jar}").into()]);
+        let netty = match &self.tls {
+            Some(_) => format!(":{}", programs::require(NETTY_JAR.0, NETTY_JAR.1)?),
+            None => String::new(),
+        };
+        arguments.extend(["-cp".into(), format!("{jar}:{log_jar}{netty}").into()]);
         arguments.extend([MAIN.into(), file.into()]);
         Ok(Plan {
             name: "zookeeper",
@@ -135,7 +175,7 @@ impl Zookeeper {
             arguments,
             environment: self.environment.clone(),
             user: None,
-            probe: Probe::Zookeeper,
+            probe: Probe::Zookeeper { plain },
             polite: Signal::TERM,
             ports,
             folder,
@@ -143,16 +183,31 @@ impl Zookeeper {
     }
 
     /// The later of two lines with the same name counts.
-    fn file(&self, port: &Port, folder: &Folder, members: &str) -> String {
+    fn file(&self, folder: &Folder, members: &str) -> String {
         let force_sync = if self.fsync { "yes" } else { "no" };
-        let mut text = format!(
-            "{SETTINGS}forceSync={force_sync}\nclientPort={}\ndataDir={}\n{members}",
-            port.number(),
-            folder.path().display(),
-        );
+        let folder = folder.path().display();
+        let mut text = format!("{SETTINGS}forceSync={force_sync}\ndataDir={folder}\n{members}");
         for (name, value) in &self.settings {
             text.push_str(&format!("{name}={value}\n"));
         }
         text
     }
+}
+
+fn tls_lines(tls: &Tls, port: &Port, folder: &Folder) -> Result<String> {
+    let files = tls.certificates.copy_to(folder.path(), None)?;
+    Ok(format!(
+        "secureClientPort={port}\n\
+         secureClientPortAddress=127.0.0.1\n\
+         serverCnxnFactory=org.apache.zookeeper.server.NettyServerCnxnFactory\n\
+         ssl.keyStore.type=PEM\n\
+         ssl.keyStore.location={both}\n\
+         ssl.trustStore.type=PEM\n\
+         ssl.trustStore.location={ca}\n\
+         ssl.clientAuth={clients}\n",
+        port = port.number(),
+        both = files.in_one_file()?.display(),
+        ca = files.ca.display(),
+        clients = if tls.mutual { "need" } else { "none" },
+    ))
 }

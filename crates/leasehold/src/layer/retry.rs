@@ -113,17 +113,21 @@ impl Engine for Retry {
         self.again(|| self.engine.inspect(query)).await
     }
 
-    fn watch(&self, query: &Query) -> BoxStream<'static, Result<Event>> {
-        self.engine.watch(query)
+    async fn watch(&self, query: &Query) -> Result<BoxStream<'static, Result<Event>>> {
+        self.again(|| self.engine.watch(query)).await
     }
 
     async fn evict(&self, order: &Eviction) -> Result<Vec<Holder>> {
         self.again(|| self.engine.evict(order)).await
     }
 
-    async fn tally(&self, counts: &Counts) -> Result<Totals> {
+    async fn tally(&self, counts: &Counts) -> Result<()> {
         // Not repeated: sums are the one thing that is not idempotent.
         self.engine.tally(counts).await
+    }
+
+    async fn totals(&self) -> Result<Totals> {
+        self.again(|| self.engine.totals()).await
     }
 
     async fn examine(&self) -> Result<Vec<Finding>> {

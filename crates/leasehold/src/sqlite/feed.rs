@@ -13,7 +13,6 @@ use futures_util::stream::{self, BoxStream, StreamExt};
 use crate::engine::{Event, Query};
 use crate::error::{Error, Result};
 
-use super::failure::Failure;
 use super::{Inner, file, store};
 
 /// How long a watcher that died goes on costing the others an insert for each event.
@@ -26,41 +25,36 @@ struct Feed {
     query: Query,
     last: i64,
     ready: VecDeque<Event>,
-    failed: Option<Error>,
     over: bool,
 }
 
-pub(super) fn watch(inner: Arc<Inner>, query: Query) -> BoxStream<'static, Result<Event>> {
+pub(super) async fn watch(
+    inner: Arc<Inner>,
+    query: Query,
+) -> Result<BoxStream<'static, Result<Event>>> {
     inner.feeds.fetch_add(1, Ordering::AcqRel);
-    let (ready, failed) = (VecDeque::new(), None);
-    let mut feed = Feed { last: 0, ready, failed, over: false, inner, query };
-    if let Err(error) = feed.enter() {
-        feed.failed = Some(error);
-    }
-    stream::unfold(feed, |mut feed| async move { feed.next().await.map(|item| (item, feed)) })
-        .boxed()
+    let mut feed = Feed { last: 0, ready: VecDeque::new(), over: false, inner, query };
+    feed.enter().await?;
+    let next = |mut feed: Feed| async move { feed.next().await.map(|item| (item, feed)) };
+    Ok(stream::unfold(feed, next).boxed())
 }
 
 impl Feed {
-    fn enter(&mut self) -> Result<()> {
-        let inner = &*self.inner;
+    async fn enter(&mut self) -> Result<()> {
+        let inner = Arc::clone(&self.inner);
         inner.bells.expect_events().map_err(|error| Error::Store {
             store: inner.info.store.clone(),
             cause: format!("cannot make a mailbox beside the database: {error}"),
             transient: false,
         })?;
-        let db = inner.front();
-        // Here a short wait is all right: it happens once, and there is no future to suspend.
-        let entered = db.busy_timeout(inner.busy_timeout).map_err(Failure::from).and_then(|()| {
-            let last = file::transact(&db, |db| {
+        let enter = || {
+            file::transact(&inner.front(), |db| {
                 let until = inner.clock.now() + WATCH_FOR;
                 store::watch_until(db, inner.bells.mailbox(), until)?;
                 store::last_event(db)
-            });
-            db.busy_timeout(Duration::ZERO)?;
-            last
-        });
-        self.last = entered.map_err(|failure| failure.into_error(&inner.place.path))?;
+            })
+        };
+        self.last = inner.persist(enter).await?;
         Ok(())
     }
 
@@ -69,10 +63,7 @@ impl Feed {
         if self.over {
             return None;
         }
-        let next = match self.failed.take() {
-            Some(error) => Err(error),
-            None => self.next_event().await,
-        };
+        let next = self.next_event().await;
         self.over = next.as_ref().is_err_and(|error| !error.is_transient());
         Some(next)
     }

@@ -369,8 +369,8 @@ impl Engine for Sqlite {
             .await
     }
 
-    fn watch(&self, query: &Query) -> BoxStream<'static, Result<Event>> {
-        feed::watch(Arc::clone(&self.inner), query.clone())
+    async fn watch(&self, query: &Query) -> Result<BoxStream<'static, Result<Event>>> {
+        feed::watch(Arc::clone(&self.inner), query.clone()).await
     }
 
     async fn evict(&self, order: &Eviction) -> Result<Vec<Holder>> {
@@ -380,21 +380,18 @@ impl Engine for Sqlite {
         Ok(evicted)
     }
 
-    async fn tally(&self, counts: &Counts) -> Result<Totals> {
+    async fn tally(&self, counts: &Counts) -> Result<()> {
         let inner = &*self.inner;
-        let totals = inner.persist(|| {
-            let db = inner.front();
-            let act = |db: &Connection| verbs::tally(db, inner.clock.now(), counts);
-            if *counts == Counts::default() {
-                file::read(&db, act)
-            } else {
-                file::transact(&db, act)
-            }
-        });
-        let totals = totals.await?;
+        let add = || file::transact(&inner.front(), |db| store::add_counts(db, counts));
+        inner.persist(add).await?;
         // The keeper comes here now and then, and is in no hurry.
-        inner.upkeep(false)?;
-        Ok(totals)
+        inner.upkeep(false)
+    }
+
+    async fn totals(&self) -> Result<Totals> {
+        let inner = &*self.inner;
+        let read = || file::read(&inner.front(), |db| verbs::totals(db, inner.clock.now()));
+        inner.persist(read).await
     }
 
     async fn examine(&self) -> Result<Vec<Finding>> {

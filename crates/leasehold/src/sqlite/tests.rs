@@ -326,7 +326,7 @@ async fn a_watcher_that_is_too_slow_is_told_how_many_events_it_missed() {
 
     let lab = Lab::new();
     let engine = lab.open();
-    let mut events = engine.watch(&Query::all());
+    let mut events = engine.watch(&Query::all()).await.expect("a watch");
     for _ in 0..600 {
         let claim = claim("n");
         fence(&engine, &claim).await;
@@ -344,8 +344,8 @@ async fn a_watcher_that_leaves_takes_no_other_of_its_client_along() {
 
     let lab = Lab::new();
     let engine = lab.open();
-    let leaving = engine.watch(&Query::all());
-    let mut staying = engine.watch(&Query::all());
+    let leaving = engine.watch(&Query::all()).await.expect("a watch");
+    let mut staying = engine.watch(&Query::all()).await.expect("a watch");
     drop(leaving);
     fence(&lab.open(), &claim("n")).await;
     let event = tokio::time::timeout(Duration::from_secs(20), staying.next()).await;
@@ -359,7 +359,7 @@ async fn a_watch_ends_after_an_error_that_will_not_go_away() {
 
     let lab = Lab::new();
     let engine = lab.open();
-    let mut events = engine.watch(&Query::all());
+    let mut events = engine.watch(&Query::all()).await.expect("a watch");
     std::fs::remove_file(lab.path()).expect("removed");
     assert!(matches!(events.next().await, Some(Err(Error::Replaced { .. }))));
     assert!(events.next().await.is_none());

@@ -193,9 +193,8 @@ fn beyond(select: &Select, name: &Name) -> bool {
     }
 }
 
-/// Adds counts and reads the sums.
-pub(super) fn tally(db: &Connection, now: Moment, counts: &Counts) -> Result<Totals, Failure> {
-    store::add_counts(db, counts)?;
+/// Reads the sums, and counts what is in the lines.
+pub(super) fn totals(db: &Connection, now: Moment) -> Result<Totals, Failure> {
     let mut totals = Totals { counts: store::counts(db)?, active: 0, waiting: 0 };
     store::lines_from(db, "", |_, mut line| {
         line.expire(now);

@@ -184,16 +184,20 @@ impl Engine for Hooked {
         self.engine.inspect(query).await
     }
 
-    fn watch(&self, query: &Query) -> BoxStream<'static, Result<Event>> {
-        self.engine.watch(query)
+    async fn watch(&self, query: &Query) -> Result<BoxStream<'static, Result<Event>>> {
+        self.engine.watch(query).await
     }
 
     async fn evict(&self, order: &Eviction) -> Result<Vec<Holder>> {
         self.engine.evict(order).await
     }
 
-    async fn tally(&self, counts: &Counts) -> Result<Totals> {
+    async fn tally(&self, counts: &Counts) -> Result<()> {
         self.engine.tally(counts).await
+    }
+
+    async fn totals(&self) -> Result<Totals> {
+        self.engine.totals().await
     }
 
     async fn examine(&self) -> Result<Vec<Finding>> {

@@ -1,0 +1,227 @@
+"""Takes and gives back locks with Python packages that people run, for tests beside leasehold.
+
+    python peer.py KIND [URL]
+
+URL may stand in LEASEHOLD_PEER_URL instead, where other users of the machine do not see a password.
+
+Says `ready` when it has reached the server, then answers each line with one line:
+
+    try NAME TTL_MS           held | busy
+    lock NAME TTL_MS WAIT_MS  held | timeout
+    release NAME              released | gone
+    extend NAME TTL_MS        extended | gone
+
+`gone` is the answer for a lock that ended, that somebody else has, or that was never taken. What
+cannot be done is answered with `error` and the reason.
+
+The kinds, and where each keeps the lock of NAME:
+
+    redis-py           the Redis key NAME
+    redis-py-asyncio   the same, with the package's asyncio half
+    python-redis-lock  the Redis key lock:NAME, and the list lock-signal:NAME to wake waiters;
+                       ttl and waits are whole seconds, rounded up
+    kazoo              below the ZooKeeper node /NAME; it lasts as long as the session, without ttl
+
+No lock is renewed: it ends with its ttl, as it does for who holds one for too long.
+"""
+
+import asyncio
+import math
+import os
+import sys
+import time
+
+
+class RedisPy:
+    """`redis.lock.Lock`."""
+
+    def __init__(self, url):
+        import redis
+
+        self.errors = redis.exceptions
+        self.client = redis.Redis.from_url(url)
+        self.client.ping()
+        self.locks = {}
+
+    def run(self, result):
+        """What the package's methods return is the result itself."""
+        return result
+
+    def take(self, name, ttl_ms, **how):
+        lock = self.client.lock(name, timeout=ttl_ms / 1000, thread_local=False)
+        held = self.run(lock.acquire(**how))
+        if held:
+            self.locks[name] = lock
+        return held
+
+    def try_lock(self, name, ttl_ms):
+        return self.take(name, ttl_ms, blocking=False)
+
+    def lock(self, name, ttl_ms, wait_ms):
+        return self.take(name, ttl_ms, blocking=True, blocking_timeout=wait_ms / 1000)
+
+    def release(self, name):
+        lock = self.locks.pop(name, None)
+        return self.owned(lock, lambda: lock.release())
+
+    def extend(self, name, ttl_ms):
+        lock = self.locks.get(name)
+        return self.owned(lock, lambda: lock.extend(ttl_ms / 1000, replace_ttl=True))
+
+    def owned(self, lock, act):
+        if lock is None:
+            return False
+        try:
+            self.run(act())
+        except self.errors.LockNotOwnedError:
+            return False
+        return True
+
+
+class RedisPyAsyncio(RedisPy):
+    """`redis.asyncio.lock.Lock`."""
+
+    def __init__(self, url):
+        import redis.asyncio
+
+        self.errors = redis.exceptions
+        self.loop = asyncio.new_event_loop()
+        self.client = redis.asyncio.Redis.from_url(url)
+        self.run(self.client.ping())
+        self.locks = {}
+
+    def run(self, result):
+        """What the package's methods return is to be awaited."""
+        return self.loop.run_until_complete(result)
+
+
+class PythonRedisLock:
+    """`redis_lock.Lock`."""
+
+    def __init__(self, url):
+        import redis
+        import redis_lock
+
+        self.package = redis_lock
+        self.client = redis.StrictRedis.from_url(url)
+        self.client.ping()
+        self.locks = {}
+
+    def try_lock(self, name, ttl_ms):
+        lock = self.package.Lock(self.client, name, expire=seconds(ttl_ms))
+        return self.took(name, lock, lock.acquire(blocking=False))
+
+    def lock(self, name, ttl_ms, wait_ms):
+        expire = seconds(ttl_ms)
+        lock = self.package.Lock(self.client, name, expire=expire)
+        end = time.monotonic() + wait_ms / 1000
+        while True:
+            # The package refuses to wait for longer than the lock would last.
+            left_ms = max(0, end - time.monotonic()) * 1000
+            if self.took(name, lock, lock.acquire(timeout=min(seconds(left_ms), expire))):
+                return True
+            if time.monotonic() >= end:
+                return False
+
+    def took(self, name, lock, held):
+        if held:
+            self.locks[name] = lock
+        return held
+
+    def release(self, name):
+        lock = self.locks.pop(name, None)
+        return self.owned(lock, lambda: lock.release())
+
+    def extend(self, name, ttl_ms):
+        lock = self.locks.get(name)
+        return self.owned(lock, lambda: lock.extend(expire=seconds(ttl_ms)))
+
+    def owned(self, lock, act):
+        if lock is None:
+            return False
+        try:
+            act()
+        except self.package.NotAcquired:
+            return False
+        return True
+
+
+class Kazoo:
+    """`kazoo.recipe.lock.Lock`."""
+
+    def __init__(self, url):
+        import kazoo.client
+        import kazoo.exceptions
+
+        self.errors = kazoo.exceptions
+        self.client = kazoo.client.KazooClient(url.removeprefix("zk://"), timeout=4)
+        self.client.start(timeout=30)
+        self.locks = {}
+
+    def take(self, name, **how):
+        lock = self.client.Lock("/" + name, "leasehold's peer")
+        try:
+            held = lock.acquire(**how)
+        except self.errors.LockTimeout:
+            held = False
+        if held:
+            self.locks[name] = lock
+        return held
+
+    def try_lock(self, name, ttl_ms):
+        return self.take(name, blocking=False)
+
+    def lock(self, name, ttl_ms, wait_ms):
+        return self.take(name, timeout=wait_ms / 1000)
+
+    def release(self, name):
+        lock = self.locks.pop(name, None)
+        return lock is not None and bool(lock.release())
+
+    def extend(self, name, ttl_ms):
+        raise NotImplementedError("kazoo's locks last as long as the session")
+
+
+KINDS = {
+    "redis-py": RedisPy,
+    "redis-py-asyncio": RedisPyAsyncio,
+    "python-redis-lock": PythonRedisLock,
+    "kazoo": Kazoo,
+}
+
+
+def seconds(ms):
+    """Whole seconds, at least one, which is what some packages count in."""
+    return max(1, math.ceil(ms / 1000))
+
+
+def answer(peer, line):
+    match line.split():
+        case ["try", name, ttl_ms]:
+            return "held" if peer.try_lock(name, int(ttl_ms)) else "busy"
+        case ["lock", name, ttl_ms, wait_ms]:
+            return "held" if peer.lock(name, int(ttl_ms), int(wait_ms)) else "timeout"
+        case ["release", name]:
+            return "released" if peer.release(name) else "gone"
+        case ["extend", name, ttl_ms]:
+            return "extended" if peer.extend(name, int(ttl_ms)) else "gone"
+        case _:
+            return "error not a request"
+
+
+def main():
+    kind, *url = sys.argv[1:]
+    if kind not in KINDS:
+        sys.exit(f"unknown kind {kind}; known are: {', '.join(KINDS)}")
+    peer = KINDS[kind](url[0] if url else os.environ["LEASEHOLD_PEER_URL"])
+    print("ready", flush=True)
+    for line in sys.stdin:
+        try:
+            said = answer(peer, line)
+        except Exception as error:
+            said = f"error {type(error).__name__}: {error}".replace("\n", " ")
+        print(said, flush=True)
+
+
+if __name__ == "__main__":
+    main()

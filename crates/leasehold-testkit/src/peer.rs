@@ -1,0 +1,208 @@
+//! Locks of other packages, in processes of their own: what leasehold must exclude, and respect.
+//!
+//! A peer runs one of the drivers in `interop` with the real package, as `cargo xtask setup`
+//! installs it. What is locked, and what follows from it, is left to the tests.
+
+use std::fmt;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus};
+use std::time::Duration;
+
+use crate::error::{Error, Result};
+use crate::programs;
+use crate::worker::Worker;
+
+/// The packages' versions; `cargo xtask setup` leaves these texts, one after the other, as a stamp.
+const PINS: &str = concat!(
+    include_str!("../interop/requirements.txt"),
+    include_str!("../interop/package.json"),
+    include_str!("../interop/package-lock.json"),
+);
+
+/// A program that starts and an answer take less than a second; this is for a busy machine.
+const ANSWER_LIMIT: Duration = Duration::from_secs(30);
+
+/// A package that people take locks with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum PeerKind {
+    /// `Lock` of redis-py.
+    RedisPy,
+    /// `Lock` of redis-py's asyncio half.
+    RedisPyAsyncio,
+    /// python-redis-lock; its ttl and waits are whole seconds, rounded up.
+    PythonRedisLock,
+    /// redlock 5 of npm, on one Redis or several.
+    Redlock,
+    /// `Mutex` of redis-semaphore of npm.
+    RedisSemaphore,
+    /// `Lock` of kazoo on ZooKeeper. It has no ttl, and cannot be extended.
+    Kazoo,
+}
+
+impl PeerKind {
+    /// Those that lock a string on Redis.
+    pub const ON_REDIS: [PeerKind; 5] = [
+        PeerKind::RedisPy,
+        PeerKind::RedisPyAsyncio,
+        PeerKind::PythonRedisLock,
+        PeerKind::Redlock,
+        PeerKind::RedisSemaphore,
+    ];
+
+    /// Where the package keeps the lock of a name: a key of Redis, or the path of ZooKeeper below
+    /// which it is.
+    pub fn key(self, name: &str) -> String {
+        match self {
+            PeerKind::RedisPy | PeerKind::RedisPyAsyncio | PeerKind::Redlock => name.to_owned(),
+            PeerKind::PythonRedisLock => format!("lock:{name}"),
+            PeerKind::RedisSemaphore => format!("mutex:{name}"),
+            PeerKind::Kazoo => format!("/{name}"),
+        }
+    }
+
+    /// The name in the drivers.
+    fn word(self) -> &'static str {
+        match self {
+            PeerKind::RedisPy => "redis-py",
+            PeerKind::RedisPyAsyncio => "redis-py-asyncio",
+            PeerKind::PythonRedisLock => "python-redis-lock",
+            PeerKind::Redlock => "redlock",
+            PeerKind::RedisSemaphore => "redis-semaphore",
+            PeerKind::Kazoo => "kazoo",
+        }
+    }
+
+    fn command(self) -> Result<Command> {
+        let (drivers, packages) = (folder("interop"), folder("../../target/interop"));
+        if !fs::read_to_string(packages.join("stamp")).is_ok_and(|stamp| stamp == PINS) {
+            return Err(Error::MissingPackages { folder: packages });
+        }
+        let (program, driver) = match self {
+            PeerKind::Redlock | PeerKind::RedisSemaphore => {
+                (programs::find("node", "nodejs")?, "peer.mjs")
+            }
+            _ => (packages.join("venv/bin/python"), "peer.py"),
+        };
+        let mut command = Command::new(program);
+        command.arg(drivers.join(driver)).arg(self.word()).current_dir(packages);
+        Ok(command)
+    }
+}
+
+impl fmt::Display for PeerKind {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(self.word())
+    }
+}
+
+fn folder(beside: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(beside)
+}
+
+/// A process that takes locks with another package.
+///
+/// Each takes one request after the other. Its locks are never renewed; names hold no spaces.
+/// Dropping it kills the process and leaves its locks to their ttl.
+#[derive(Debug)]
+pub struct Peer {
+    kind: PeerKind,
+    worker: Worker,
+    /// Answers to come. More than one after a caller stopped waiting for the first.
+    owed: usize,
+}
+
+impl Peer {
+    /// Starts a peer on a server, or with [`PeerKind::Redlock`] on several.
+    pub async fn spawn(kind: PeerKind, urls: &[&str]) -> Result<Peer> {
+        let mut command = kind.command()?;
+        // An argument could be read by everybody on this machine, and may hold a password.
+        command.env("LEASEHOLD_PEER_URL", urls.join(","));
+        let mut peer = Peer { kind, worker: Worker::spawn(command)?, owed: 1 };
+        peer.answer("start", Duration::ZERO, ["ready", "ready"]).await?;
+        Ok(peer)
+    }
+
+    /// The package.
+    pub fn kind(&self) -> PeerKind {
+        self.kind
+    }
+
+    /// Where the package keeps the lock of a name; see [`PeerKind::key`].
+    pub fn key(&self, name: &str) -> String {
+        self.kind.key(name)
+    }
+
+    /// Tries once to take a lock; false when it is busy.
+    ///
+    /// # Cancel safety
+    ///
+    /// The request goes on when the caller stops waiting, here and with all requests below; the
+    /// next one is answered after it.
+    pub async fn try_lock(&mut self, name: &str, ttl: Duration) -> Result<bool> {
+        let request = format!("try {} {}", word(name), ttl.as_millis());
+        self.ask(&request, Duration::ZERO, ["held", "busy"]).await
+    }
+
+    /// Waits for a lock as the package does, at most for `wait`; false when that was in vain.
+    pub async fn lock(&mut self, name: &str, ttl: Duration, wait: Duration) -> Result<bool> {
+        let request = format!("lock {} {} {}", word(name), ttl.as_millis(), wait.as_millis());
+        self.ask(&request, wait, ["held", "timeout"]).await
+    }
+
+    /// Gives a lock back; false when it was the peer's no more.
+    pub async fn release(&mut self, name: &str) -> Result<bool> {
+        let request = format!("release {}", word(name));
+        self.ask(&request, Duration::ZERO, ["released", "gone"]).await
+    }
+
+    /// Makes a lock last for `ttl` from now; false when it was the peer's no more.
+    pub async fn extend(&mut self, name: &str, ttl: Duration) -> Result<bool> {
+        let request = format!("extend {} {}", word(name), ttl.as_millis());
+        self.ask(&request, Duration::ZERO, ["extended", "gone"]).await
+    }
+
+    /// Ends the process with `SIGKILL`, as a crash would.
+    pub fn kill(&mut self) -> Result<ExitStatus> {
+        self.worker.kill()
+    }
+
+    /// The process, to stop it and let it go on.
+    pub fn worker(&mut self) -> &mut Worker {
+        &mut self.worker
+    }
+
+    async fn ask(&mut self, request: &str, wait: Duration, answers: [&str; 2]) -> Result<bool> {
+        self.worker.send_line(request)?;
+        self.owed += 1;
+        self.answer(request, wait, answers).await
+    }
+
+    /// Reads the answer to the last request, which is the first of two words or the second.
+    async fn answer(&mut self, request: &str, wait: Duration, answers: [&str; 2]) -> Result<bool> {
+        loop {
+            let line = self.worker.next_line(wait + ANSWER_LIMIT).await?;
+            let Some(line) = line else {
+                let name = format!("{}, its messages:\n{}", self.kind, self.worker.stderr());
+                return Err(Error::NotRunning { name });
+            };
+            self.owed -= 1;
+            if self.owed > 0 {
+                continue;
+            }
+            if let Some(which) = answers.iter().position(|answer| *answer == line) {
+                return Ok(which == 0);
+            }
+            let (server, request) = (self.kind.to_string(), request.to_owned());
+            return Err(Error::Refused { server, request, answer: line });
+        }
+    }
+}
+
+/// A name as a word of a line.
+fn word(name: &str) -> &str {
+    let is_word = !name.is_empty() && !name.contains(char::is_whitespace);
+    assert!(is_word, "names of peers are without spaces: `{name}`");
+    name
+}

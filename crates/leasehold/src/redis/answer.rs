@@ -1,0 +1,311 @@
+//! What the scripts answer, made into the library's words.
+
+use std::time::Duration;
+
+use redis::Value;
+
+use crate::claim::{Holder, HolderId, Mode, Note, Released, Standing, Token};
+use crate::clock::Moment;
+use crate::engine::{ClaimView, Event, EventKind, LineView};
+use crate::error::Kind;
+use crate::line::{Entry, Line};
+use crate::name::Name;
+
+use super::keys::Layout;
+
+/// What a lock that is not ours is shown as held by.
+const FOREIGN: &str = "a client of another library";
+
+/// An answer that no script of ours gives.
+#[derive(Debug)]
+pub(super) struct Odd;
+
+/// What `claim.lua` and `renew.lua` answer.
+#[derive(Debug)]
+pub(super) enum Answer {
+    Stands(Standing),
+    Mismatch(Kind),
+    Full,
+}
+
+/// An answer's parts, read one after the other.
+struct Parts(std::vec::IntoIter<Value>);
+
+impl Parts {
+    fn of(value: Value) -> Result<Self, Odd> {
+        match value {
+            Value::Array(parts) => Ok(Self(parts.into_iter())),
+            _ => Err(Odd),
+        }
+    }
+
+    fn bytes(&mut self) -> Result<Vec<u8>, Odd> {
+        match self.0.next() {
+            Some(Value::BulkString(bytes)) => Ok(bytes),
+            Some(Value::SimpleString(text)) => Ok(text.into_bytes()),
+            _ => Err(Odd),
+        }
+    }
+
+    fn text(&mut self) -> Result<String, Odd> {
+        String::from_utf8(self.bytes()?).map_err(|_| Odd)
+    }
+
+    /// A number, sent as one or as text.
+    fn number<T: std::str::FromStr + TryFrom<i64>>(&mut self) -> Result<T, Odd> {
+        match self.0.next() {
+            Some(Value::Int(number)) => T::try_from(number).map_err(|_| Odd),
+            Some(Value::BulkString(text)) => {
+                std::str::from_utf8(&text).ok().and_then(|text| text.parse().ok()).ok_or(Odd)
+            }
+            _ => Err(Odd),
+        }
+    }
+
+    fn millis(&mut self) -> Result<Duration, Odd> {
+        Ok(Duration::from_millis(self.number::<i64>()?.max(0) as u64))
+    }
+
+    fn holder(&mut self) -> Result<Option<Holder>, Odd> {
+        let (id, label) = (self.text()?, self.text()?);
+        match (id.as_str(), label.as_str()) {
+            ("", "") => Ok(None),
+            ("", _) => Ok(Some(foreign())),
+            _ => holder(&id, &label).map(Some),
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.0.len() == 0
+    }
+}
+
+fn holder(id: &str, label: &str) -> Result<Holder, Odd> {
+    let id = u128::from_str_radix(id, 16).map_err(|_| Odd)?;
+    Holder::known(HolderId(id), label).map_err(|_| Odd)
+}
+
+fn foreign() -> Holder {
+    Holder::known(HolderId(0), FOREIGN).unwrap_or_else(|_| Holder::fresh())
+}
+
+/// How a claim stands that asked for `ttl`, and how many leases were found expired on the way.
+pub(super) fn standing(value: Value, ttl: Duration) -> Result<(Answer, u64), Odd> {
+    if let Value::BulkString(fence) = &value {
+        let fence = std::str::from_utf8(fence).ok().and_then(|fence| fence.parse().ok());
+        let held = Standing::Held { fence: fence.ok_or(Odd)?, remaining: ttl };
+        return Ok((Answer::Stands(held), 0));
+    }
+    let mut parts = Parts::of(value)?;
+    let verdict = parts.text()?;
+    if verdict == "held" {
+        let (fence, remaining) = (parts.number()?, parts.millis()?);
+        return Ok((Answer::Stands(Standing::Held { fence, remaining }), parts.number()?));
+    }
+    let (count, retry_in) = (parts.number::<i64>()?, parts.millis()?);
+    let expired = parts.number()?;
+    let ahead = usize::try_from(count).map_err(|_| Odd)?;
+    let answer = match verdict.as_str() {
+        "queued" => Answer::Stands(Standing::Queued { ahead, retry_in }),
+        "out" => Answer::Stands(Standing::Out { ahead, retry_in, by: parts.holder()? }),
+        "mismatch" => Answer::Mismatch(kind(u32::try_from(count).map_err(|_| Odd)?)),
+        "full" => Answer::Full,
+        _ => return Err(Odd),
+    };
+    Ok((answer, expired))
+}
+
+fn kind(capacity: u32) -> Kind {
+    match capacity {
+        Mode::LOCK_CAPACITY => Kind::Lock,
+        of => Kind::Permits { of },
+    }
+}
+
+/// What became of a released claim, and how many leases were found expired on the way.
+pub(super) fn released(value: Value) -> Result<(Released, u64), Odd> {
+    if value == Value::Int(1) {
+        return Ok((Released::Released, 0));
+    }
+    let mut parts = Parts::of(value)?;
+    let (verdict, expired) = (parts.text()?, parts.number()?);
+    let released = match verdict.as_str() {
+        "released" => Released::Released,
+        "expired" => Released::AlreadyExpired,
+        "taken" => Released::TakenBy(parts.holder()?.ok_or(Odd)?),
+        _ => return Err(Odd),
+    };
+    Ok((released, expired))
+}
+
+/// Who was evicted, and how many leases were found expired on the way.
+pub(super) fn evicted(value: Value) -> Result<(Vec<Holder>, u64), Odd> {
+    let mut parts = Parts::of(value)?;
+    let expired = parts.number()?;
+    let mut evicted = Vec::new();
+    while !parts.is_empty() {
+        evicted.extend(parts.holder()?);
+    }
+    Ok((evicted, expired))
+}
+
+/// A line as others may see it; `None` if nobody is in it.
+pub(super) fn view(value: Value, name: &Name) -> Result<Option<(LineView, Line<()>)>, Odd> {
+    let mut parts = Parts::of(value)?;
+    let now = moment(parts.number()?);
+    let state = parts.text()?;
+    let (left, capacity) = (parts.millis()?, parts.number()?);
+    let mut entries = Vec::new();
+    while !parts.is_empty() {
+        let (token, text) = (parts.text()?, parts.text()?);
+        let (lapses, granted) = (parts.number()?, parts.text()?);
+        let entry = entry(&token, &text, capacity, (moment(lapses), &granted))?;
+        // Without its lock key a lease is none.
+        if state == "ours" || entry.granted.is_none() {
+            entries.push(entry);
+        }
+    }
+    entries.sort_by_key(|entry| entry.fence);
+    let mut line = Line::from_iter(entries);
+    // A claim lives through the millisecond in which it lapses.
+    line.expire(Moment::from_nanos(now.as_nanos() - 1));
+    let view = line.view(name, now);
+    if state != "foreign" {
+        return Ok(view.map(|view| (view, line)));
+    }
+    let held = vec![ClaimView {
+        holder: foreign(),
+        fence: 0,
+        mode: Mode::Exclusive,
+        age: Duration::ZERO,
+        remaining: left,
+        note: Note::default(),
+    }];
+    let (kind, waiting) = match view {
+        Some(view) => (view.kind, view.held.into_iter().chain(view.waiting).collect()),
+        None => (Kind::Lock, Vec::new()),
+    };
+    Ok(Some((LineView { name: name.clone(), kind, held, waiting }, line)))
+}
+
+fn moment(millis: u64) -> Moment {
+    Moment::from_nanos(millis.saturating_mul(1_000_000))
+}
+
+fn entry(
+    token: &str,
+    text: &str,
+    capacity: u32,
+    (expires, granted): (Moment, &str),
+) -> Result<Entry<()>, Odd> {
+    let mut fields = text.splitn(7, '\n');
+    let mut next = || fields.next().ok_or(Odd);
+    let fence = next()?.parse().map_err(|_| Odd)?;
+    let joined = next()?.parse().map_err(|_| Odd)?;
+    let units = next()?.parse().map_err(|_| Odd)?;
+    let id = next()?;
+    let _mailbox = next()?;
+    let label = next()?;
+    let note = Note::new(next()?).map_err(|_| Odd)?;
+    Ok(Entry {
+        fence,
+        token: Token::from_bytes(from_hex(token).ok_or(Odd)?),
+        mode: mode(units, capacity),
+        holder: holder(id, label)?,
+        note,
+        joined: moment(joined),
+        granted: granted.parse().ok().map(moment),
+        expires,
+        bell: (),
+    })
+}
+
+fn mode(units: u32, capacity: u32) -> Mode {
+    match (units, capacity) {
+        (Mode::LOCK_CAPACITY, Mode::LOCK_CAPACITY) => Mode::Exclusive,
+        (_, Mode::LOCK_CAPACITY) => Mode::Shared,
+        (take, of) => Mode::Permits { take, of },
+    }
+}
+
+/// Sixteen bytes as the store keeps them.
+pub(super) fn hex(bytes: &[u8; 16]) -> Hex {
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    let mut text = [0; 32];
+    for (place, byte) in text.chunks_exact_mut(2).zip(bytes) {
+        place[0] = DIGITS[usize::from(byte >> 4)];
+        place[1] = DIGITS[usize::from(byte & 15)];
+    }
+    Hex(text)
+}
+
+/// Hexadecimal digits.
+pub(super) struct Hex([u8; 32]);
+
+impl AsRef<[u8]> for Hex {
+    fn as_ref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl std::fmt::Display for Hex {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(std::str::from_utf8(&self.0).map_err(|_| std::fmt::Error)?)
+    }
+}
+
+fn from_hex(text: &str) -> Option<[u8; 16]> {
+    let number = u128::from_str_radix(text, 16).ok().filter(|_| text.len() == 32)?;
+    Some(number.to_be_bytes())
+}
+
+/// A bell as it comes through the mailbox: the fence of a claim that holds, and its token.
+pub(super) fn bell(message: &[u8]) -> Option<(Token, u64)> {
+    let message = std::str::from_utf8(message).ok()?;
+    let (fence, token) = message.split_at_checked(20)?;
+    Some((Token::from_bytes(from_hex(token)?), fence.parse().ok()?))
+}
+
+/// An event as it comes through the channel.
+pub(super) fn event(message: &[u8], layout: &Layout) -> Option<Event> {
+    let message = std::str::from_utf8(message).ok()?;
+    let (kind, rest) = message.split_once('\n')?;
+    let (length, rest) = rest.split_once('\n')?;
+    let (lock, claim) = rest.split_at_checked(length.parse().ok()?)?;
+    let (claim, reason) = claim.split_once('\0').unwrap_or((claim, ""));
+    let mut fields = claim.splitn(7, '\n');
+    let fence = fields.next()?.parse().ok()?;
+    let (id, label) = (fields.nth(2)?, fields.nth(1)?);
+    let kind = match kind {
+        "queued" => EventKind::Queued,
+        "granted" => EventKind::Granted,
+        "released" => EventKind::Released,
+        "left" => EventKind::Left,
+        "expired" => EventKind::Expired,
+        "evicted" => EventKind::Evicted { reason: reason.to_owned() },
+        _ => return None,
+    };
+    Some(Event { kind, name: layout.name(lock)?, holder: holder(id, label).ok()?, fence })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_survives_the_way_through_the_store() {
+        let token = Token::random();
+        let message = format!("{:020}{}", u64::MAX, hex(token.as_bytes()));
+        assert_eq!(bell(message.as_bytes()), Some((token, u64::MAX)));
+        assert_eq!(bell(b"short"), None);
+    }
+
+    #[test]
+    fn an_event_may_have_newlines_in_its_name_and_reason() {
+        let layout = Layout::new("lock:".into(), false, 0);
+        let message = b"evicted\n8\nlock:a\nb7\n1\n1\nab\nbox\npod 1\nnote\n\0why\nnot";
+        let event = event(message, &layout).expect("one");
+        assert_eq!((event.name.as_str(), event.holder.label(), event.fence), ("a\nb", "pod 1", 7));
+        assert_eq!(event.kind, EventKind::Evicted { reason: "why\nnot".into() });
+    }
+}

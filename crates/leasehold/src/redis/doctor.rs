@@ -1,0 +1,276 @@
+//! Looking at the servers: once when the store is opened, and thoroughly when asked to.
+
+use std::collections::HashMap;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use redis::Value;
+use redis::aio::MultiplexedConnection;
+
+use crate::claim::{Claim, ClaimKey, Holder, Mode, Note, Renewal, Token, Ttl};
+use crate::engine::{Engine, Eviction, Finding, Level, Query};
+use crate::error::{Config, Error, Result};
+use crate::name::Name;
+
+use super::failure;
+use super::keys::Layout;
+use super::link::Links;
+use super::{Odd, Redis};
+
+/// The oldest server whose scripts can say that they need no memory.
+const MAJOR_MIN: u32 = 7;
+/// Beyond this a server's clock is worth a word: fences and the hour in a log would surprise.
+const CLOCK_OFF_MAX: Duration = Duration::from_secs(1);
+
+/// What a server says of itself.
+struct About(HashMap<String, String>);
+
+impl About {
+    fn parse(text: &str) -> Self {
+        let pairs = text.lines().filter_map(|line| line.trim_end().split_once(':'));
+        Self(pairs.map(|(key, value)| (key.to_owned(), value.to_owned())).collect())
+    }
+
+    fn get(&self, key: &str) -> &str {
+        self.0.get(key).map_or("", String::as_str)
+    }
+
+    fn number(&self, key: &str) -> u64 {
+        self.get(key).parse().unwrap_or(0)
+    }
+
+    fn major(&self) -> u32 {
+        self.get("redis_version").split('.').next().and_then(|part| part.parse().ok()).unwrap_or(0)
+    }
+
+    fn evicts_anything(&self) -> bool {
+        self.get("maxmemory_policy").starts_with("allkeys-")
+    }
+}
+
+async fn about(server: &mut MultiplexedConnection, links: &Links) -> Result<About> {
+    let told = redis::cmd("INFO").query_async::<String>(server).await;
+    told.map(|text| About::parse(&text)).map_err(|error| links.translate(&error))
+}
+
+async fn about_each(links: &Links) -> Result<Vec<About>> {
+    if !links.shape.is_cluster() {
+        return Ok(vec![match links.run(&redis::cmd("INFO")).await? {
+            Value::BulkString(text) => About::parse(&String::from_utf8_lossy(&text)),
+            Value::VerbatimString { text, .. } => About::parse(&text),
+            _ => About::parse(""),
+        }]);
+    }
+    let servers = links.shape.connect_each().await;
+    let mut all = Vec::new();
+    for mut server in servers.map_err(|error| links.translate(&error))? {
+        all.push(about(&mut server, links).await?);
+    }
+    Ok(all)
+}
+
+/// Refuses servers that cannot keep the promises; returns the store's id.
+pub(super) async fn greet(links: &Links, layout: &Layout, allow_eviction: bool) -> Result<u128> {
+    for about in about_each(links).await? {
+        if about.major() < MAJOR_MIN {
+            return Err(Error::Config(Config::Unsupported {
+                engine: "redis",
+                what: "work on a server before version 7.0",
+                advice: "update the server",
+            }));
+        }
+        if about.evicts_anything() && !allow_eviction {
+            return Err(Error::Config(Config::Option {
+                option: "allow_eviction".into(),
+                reason: format!(
+                    "is needed: the server's maxmemory-policy is `{}`, which may evict locks that \
+                     are held; set `noeviction` or `volatile-ttl`, or add `allow_eviction=yes`",
+                    about.get("maxmemory_policy")
+                ),
+            }));
+        }
+    }
+    let mut offer = redis::cmd("SET");
+    let fresh = format!("{:032x}", rand::random::<u128>());
+    offer.arg(&layout.store).arg(&fresh).arg("NX").arg("GET");
+    let id = match offered(links, &offer, &layout.store).await? {
+        Value::BulkString(id) => String::from_utf8_lossy(&id).into_owned(),
+        _ => fresh,
+    };
+    u128::from_str_radix(&id, 16).map_err(|_| Error::Store {
+        store: layout.store.clone(),
+        cause: "this key should hold the store's id, and holds something else".into(),
+        transient: false,
+    })
+}
+
+/// The store's id. A server that has no room to write any more still tells one that it has, so
+/// that what is held there can be seen and given back.
+async fn offered(links: &Links, offer: &redis::Cmd, key: &str) -> Result<Value> {
+    let full = match links.attempt(offer).await {
+        Err(error) if failure::is_full(&error) => links.translate(&error),
+        answer => return answer.map_err(|error| links.translate(&error)),
+    };
+    let mut question = redis::cmd("GET");
+    match links.run(question.arg(key)).await? {
+        Value::Nil => Err(full),
+        id => Ok(id),
+    }
+}
+
+/// Everything worth knowing about the servers.
+pub(super) async fn examine(redis: &Redis) -> Result<Vec<Finding>> {
+    let inner = &*redis.inner;
+    let mut findings = Vec::new();
+    let servers = inner.links.shape.connect_each().await;
+    for mut server in servers.map_err(|error| inner.links.translate(&error))? {
+        let about = about(&mut server, &inner.links).await?;
+        findings.push(version(&about));
+        findings.push(eviction(&about));
+        findings.push(persistence(&about));
+        findings.push(replicas(&about, inner.wait_for.is_some()));
+        findings.push(clock(inner.understood(offset(&mut server).await)?));
+    }
+    findings.push(rights(redis).await);
+    Ok(findings)
+}
+
+fn finding(level: Level, subject: &'static str, found: String, advice: &str) -> Finding {
+    Finding { level, subject, found, advice: advice.into() }
+}
+
+fn version(about: &About) -> Finding {
+    let found = format!("{} ({})", about.get("redis_version"), about.get("redis_mode"));
+    finding(Level::Good, "version", found, "")
+}
+
+fn eviction(about: &About) -> Finding {
+    let policy = about.get("maxmemory_policy");
+    let found = format!("{policy}, maxmemory {}", about.get("maxmemory_human"));
+    match policy {
+        "noeviction" => finding(Level::Good, "eviction", found, ""),
+        _ if about.evicts_anything() => finding(
+            Level::Bad,
+            "eviction",
+            found,
+            "locks that are held may be evicted: set `maxmemory-policy noeviction`",
+        ),
+        _ => finding(
+            Level::Warning,
+            "eviction",
+            found,
+            "keys with an expiry may be evicted, locks among them: set \
+             `maxmemory-policy noeviction`, or keep memory to spare",
+        ),
+    }
+}
+
+fn persistence(about: &About) -> Finding {
+    if about.number("aof_enabled") == 0 {
+        return finding(
+            Level::Warning,
+            "persistence",
+            "nothing, or snapshots".into(),
+            "a restart forgets locks that are held; set `appendonly yes` and \
+             `appendfsync always`, or check fences where it matters",
+        );
+    }
+    finding(
+        Level::Good,
+        "persistence",
+        "append-only file".into(),
+        "with `appendfsync everysec` a crash may forget the last second; `always` forgets nothing",
+    )
+}
+
+fn replicas(about: &About, waits: bool) -> Finding {
+    let count = about.number("connected_slaves");
+    let found = format!("{count} connected");
+    if count > 0 && !waits {
+        return finding(
+            Level::Warning,
+            "replicas",
+            found,
+            "a fail-over may forget the latest grants: add `wait_replicas=1` to narrow that, and \
+             check fences where it matters",
+        );
+    }
+    finding(Level::Good, "replicas", found, "")
+}
+
+/// How far the server's clock is from this machine's, and on which side.
+async fn offset(server: &mut MultiplexedConnection) -> Result<(Duration, bool), Odd> {
+    let (seconds, micros): (u64, u64) =
+        redis::cmd("TIME").query_async(server).await.map_err(|_| Odd)?;
+    let theirs = Duration::from_secs(seconds) + Duration::from_micros(micros);
+    let ours = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    Ok((ours.abs_diff(theirs), theirs > ours))
+}
+
+fn clock((off, ahead): (Duration, bool)) -> Finding {
+    let side = if ahead { "ahead of" } else { "behind" };
+    let found = format!("{off:.0?} {side} this machine's");
+    if off > CLOCK_OFF_MAX {
+        return finding(
+            Level::Warning,
+            "clock",
+            found,
+            "a server's clock that is stepped expires locks early or late: keep it in step by NTP",
+        );
+    }
+    finding(Level::Good, "clock", found, "")
+}
+
+/// Does everything with a name of its own, to see that nothing is forbidden.
+async fn rights(redis: &Redis) -> Finding {
+    match try_everything(redis).await {
+        Ok(()) => finding(Level::Good, "rights", "all that is needed".into(), ""),
+        Err(error) => finding(
+            Level::Bad,
+            "rights",
+            error.to_string(),
+            "docs/engines/redis.md has the rights that are needed",
+        ),
+    }
+}
+
+async fn try_everything(redis: &Redis) -> Result<()> {
+    let name = Name::new(format!("doctor:{:016x}", rand::random::<u64>()))?;
+    let key = ClaimKey { name, token: Token::random() };
+    let ttl = Ttl::DEFAULT.get();
+    let claim = Claim {
+        key: key.clone(),
+        mode: Mode::Exclusive,
+        holder: Holder::fresh(),
+        note: Note::default(),
+        ttl,
+        patience: ttl,
+        join: true,
+    };
+    redis.claim(&claim).await?;
+    let next = ClaimKey { token: Token::random(), ..key.clone() };
+    redis.claim(&Claim { key: next.clone(), ..claim.clone() }).await?;
+    let renewal = |key: &ClaimKey| Renewal { key: key.clone(), ttl, patience: ttl };
+    redis.renew(&[renewal(&key), renewal(&next)]).await?;
+    redis.release(&[key, next.clone()]).await?;
+    for mode in [Mode::Exclusive, Mode::Shared] {
+        redis.claim(&Claim { mode, ..claim.clone() }).await?;
+        redis.renew(&[renewal(&claim.key)]).await?;
+        redis.inspect(&Query::name(next.name.clone())).await?;
+        let (name, by, reason) = (next.name.clone(), Holder::fresh(), "a test".into());
+        redis.evict(&Eviction { name, by, reason }).await?;
+    }
+    try_rarely_used(&redis.inner.links, &redis.inner.layout, &next.name).await
+}
+
+/// What the verbs need only now and then: a count, a clock that fell back, a list of all names.
+async fn try_rarely_used(links: &Links, layout: &Layout, name: &Name) -> Result<()> {
+    let keys = layout.keys(name)?;
+    links.run(redis::cmd("HINCRBY").arg(&layout.totals).arg("acquired").arg(0)).await?;
+    links.run(redis::cmd("HGETALL").arg(&layout.totals)).await?;
+    links.run(redis::cmd("INCR").arg(keys.lock())).await?;
+    links.run(redis::cmd("DEL").arg(keys.lock())).await?;
+    if !links.shape.is_cluster() {
+        links.run(redis::cmd("SCAN").arg(0).arg("COUNT").arg(1)).await?;
+    }
+    Ok(())
+}

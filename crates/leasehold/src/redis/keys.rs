@@ -1,0 +1,200 @@
+//! Where things are in Redis: the keys of a name, and the way back from a key to its name.
+//!
+//! The lock key is what other libraries see. Its companions share its hash slot: in a Cluster
+//! they carry a short hash tag of the same slot, because the name itself may hold braces in any
+//! arrangement.
+
+use std::sync::OnceLock;
+
+use crc16::{State, XMODEM};
+
+use crate::engine::Select;
+use crate::error::{Error, Invalid, Result};
+use crate::name::Name;
+
+/// What every key of ours but the lock keys begins with.
+const OURS: &str = "leasehold:";
+const SLOTS: u16 = 16_384;
+/// How many fence counters there are outside a Cluster, which has one for each slot. Few enough
+/// to copy from server to server, enough that names of a quorum rarely share one.
+const BUCKETS: u16 = 4_096;
+
+/// Room for what a companion's key has beside the lock key: `leasehold:{12345}:expiry:`.
+const COMPANION_BYTES: usize = 32;
+
+/// How names become keys.
+#[derive(Debug, Clone)]
+pub(super) struct Layout {
+    prefix: String,
+    cluster: bool,
+    /// The channel of events: channels know no databases and no prefixes.
+    pub(super) events: String,
+    /// The key of the store's id.
+    pub(super) store: String,
+    /// The key of the sums.
+    pub(super) totals: String,
+}
+
+/// The keys of one name, in the order the scripts take them: one after the other in one text.
+#[derive(Debug)]
+pub(super) struct Keys {
+    text: String,
+    ends: [usize; 5],
+}
+
+impl Keys {
+    pub(super) fn iter(&self) -> impl Iterator<Item = &str> {
+        let mut start = 0;
+        self.ends.iter().map(move |end| &self.text[std::mem::replace(&mut start, *end)..*end])
+    }
+
+    /// The key that other libraries see.
+    pub(super) fn lock(&self) -> &str {
+        &self.text[..self.ends[0]]
+    }
+}
+
+impl Layout {
+    pub(super) fn new(prefix: String, cluster: bool, database: i64) -> Self {
+        let events = format!("{OURS}events:{database}:{prefix}");
+        let (store, totals) = (format!("{OURS}store:{prefix}"), format!("{OURS}totals:{prefix}"));
+        Self { prefix, cluster, events, store, totals }
+    }
+
+    pub(super) fn keys(&self, name: &Name) -> Result<Keys> {
+        let name = name.as_str();
+        let length = self.prefix.len() + name.len();
+        let mut text = String::with_capacity(4 * length + 5 * COMPANION_BYTES);
+        text.extend([self.prefix.as_str(), name]);
+        if text.starts_with(OURS) {
+            return Err(Error::Invalid(Invalid::NameReserved { prefix: OURS }));
+        }
+        let slot = slot(text.as_bytes());
+        let tag = if self.cluster { format!("{{{}}}:", tag(slot)) } else { String::new() };
+        let mut ends = [length; 5];
+        for (end, kind) in ends[1..4].iter_mut().zip(["line:", "order:", "expiry:"]) {
+            text.extend([OURS, &tag, kind, &self.prefix, name]);
+            *end = text.len();
+        }
+        text.extend([OURS, &tag, "fence"]);
+        if !self.cluster {
+            text.extend([":", (slot % BUCKETS).to_string().as_str()]);
+        }
+        ends[4] = text.len();
+        Ok(Keys { text, ends })
+    }
+
+    /// A pattern for SCAN that finds at least the line keys asked for.
+    pub(super) fn pattern(&self, select: &Select) -> String {
+        let group = if self.cluster { "leasehold:{*}:line:" } else { "leasehold:line:" };
+        let begin = match select {
+            Select::Prefix(begin) => begin.as_str(),
+            Select::Name(name) => name.as_str(),
+            _ => "",
+        };
+        format!("{group}{}{}*", escaped(&self.prefix), escaped(begin))
+    }
+
+    /// The name whose line is at this key.
+    pub(super) fn name_of_line(&self, line: &[u8]) -> Option<Name> {
+        let (_, lock) = std::str::from_utf8(line).ok()?.split_once(":line:")?;
+        self.name(lock)
+    }
+
+    /// The name of a lock key.
+    pub(super) fn name(&self, lock: &str) -> Option<Name> {
+        Name::new(lock.strip_prefix(&self.prefix)?).ok()
+    }
+}
+
+/// Takes the meaning from the characters that a pattern gives one.
+fn escaped(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for c in text.chars() {
+        if matches!(c, '*' | '?' | '[' | ']' | '^' | '\\' | '-') {
+            escaped.push('\\');
+        }
+        escaped.push(c);
+    }
+    escaped
+}
+
+/// The hash slot of a key, by the rule of Redis Cluster.
+fn slot(key: &[u8]) -> u16 {
+    let hashed = match key.iter().position(|byte| *byte == b'{') {
+        Some(open) => match key[open + 1..].iter().position(|byte| *byte == b'}') {
+            Some(length) if length > 0 => &key[open + 1..open + 1 + length],
+            _ => key,
+        },
+        None => key,
+    };
+    State::<XMODEM>::calculate(hashed) % SLOTS
+}
+
+/// A short text that hashes to `slot`.
+fn tag(slot: u16) -> String {
+    static TAGS: OnceLock<Vec<u32>> = OnceLock::new();
+    let tags = TAGS.get_or_init(|| {
+        let mut tags = vec![u32::MAX; usize::from(SLOTS)];
+        let mut missing = tags.len();
+        for number in 0.. {
+            let place = &mut tags[usize::from(hash_of(number))];
+            if *place == u32::MAX {
+                *place = number;
+                missing -= 1;
+            }
+            if missing == 0 {
+                break;
+            }
+        }
+        tags
+    });
+    format!("{:x}", tags[usize::from(slot)])
+}
+
+fn hash_of(number: u32) -> u16 {
+    State::<XMODEM>::calculate(format!("{number:x}").as_bytes()) % SLOTS
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn companions_share_the_slot_of_their_lock_key_whatever_braces_the_name_has() {
+        let layout = Layout::new("lock:".into(), true, 0);
+        let odd =
+            ["plain", "{a}", "{}", "}{", "{{x}}", "a{b", "a}b", "{}{c}", "x{y}z{w}", "}", "{"];
+        for name in odd {
+            let keys = layout.keys(&Name::new(name).expect("a name")).expect("keys");
+            let slots: Vec<u16> = keys.iter().map(|key| slot(key.as_bytes())).collect();
+            assert!(slots.iter().all(|other| *other == slots[0]), "{name}: {keys:?} {slots:?}");
+        }
+    }
+
+    #[test]
+    fn slots_are_those_of_redis() {
+        assert_eq!(slot(b"123456789"), 12_739);
+        assert_eq!(slot(b"foo{bar}zap"), slot(b"bar"));
+        assert_eq!(slot(b"foo{}{bar}"), State::<XMODEM>::calculate(b"foo{}{bar}") % SLOTS);
+    }
+
+    #[test]
+    fn a_line_key_leads_back_to_its_name() {
+        for cluster in [false, true] {
+            let layout = Layout::new("lock:".into(), cluster, 0);
+            let name = Name::new("a:line:{b}").expect("a name");
+            let keys = layout.keys(&name).expect("keys");
+            assert_eq!(layout.name(keys.lock()), Some(name.clone()));
+            let line = keys.iter().nth(1).expect("the line's key");
+            assert_eq!(layout.name_of_line(line.as_bytes()), Some(name));
+        }
+    }
+
+    #[test]
+    fn a_lock_key_never_falls_on_a_companion() {
+        let layout = Layout::new(String::new(), false, 0);
+        let name = Name::new("leasehold:line:x").expect("a name");
+        assert!(matches!(layout.keys(&name), Err(Error::Invalid(Invalid::NameReserved { .. }))));
+    }
+}

@@ -1,0 +1,284 @@
+//! Connections: one for commands and one for bells on each runtime that uses the store.
+//!
+//! A connection is driven by the runtime that opened it. So the keeper, which has a runtime of its
+//! own, has its own connection, and a caller who blocks his runtime blocks nobody else.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use futures_util::future::join_all;
+use redis::aio::ConnectionLike;
+use redis::cluster_async::ClusterConnection;
+use redis::{Cmd, Pipeline, RedisError, RedisResult, Value};
+use tokio::runtime::{Handle, Id};
+
+use crate::bell::Belfry;
+use crate::error::Result;
+
+use super::failure;
+use super::mailbox::Mailbox;
+use super::scripts::Call;
+use super::shape::Shape;
+
+/// Calls in flight at a time when a batch goes to a Cluster.
+const IN_FLIGHT_MAX: usize = 256;
+
+/// A connection is not used again after somebody gave up waiting for an answer for this long: it
+/// may be one whose other end is gone without a word. As short as the shortest wait for a renewal,
+/// far longer than a server that lives takes.
+const SILENCE_MAX: Duration = Duration::from_millis(50);
+
+/// A connection for commands.
+#[derive(Clone)]
+pub(super) enum Connection {
+    One(redis::aio::MultiplexedConnection),
+    Cluster(ClusterConnection),
+}
+
+impl Connection {
+    pub(super) async fn run(&mut self, command: &Cmd) -> RedisResult<Value> {
+        let answer = match self {
+            Connection::One(connection) => connection.req_packed_command(command).await,
+            Connection::Cluster(connection) => connection.req_packed_command(command).await,
+        };
+        answer?.extract_error()
+    }
+}
+
+/// All connections of a client to a store.
+pub(super) struct Links {
+    pub(super) shape: Arc<Shape>,
+    /// The store's address, for errors.
+    store: String,
+    pub(super) belfry: Arc<Belfry>,
+    desks: Mutex<HashMap<Id, Arc<Desk>>>,
+    generation: AtomicU64,
+}
+
+/// What a client has on one runtime.
+#[derive(Default)]
+struct Desk {
+    connection: Mutex<Option<(u64, Connection)>>,
+    mailbox: Mutex<Option<Mailbox>>,
+    /// Held by whoever opens a connection, so that the others wait for the same one.
+    opening: tokio::sync::Mutex<()>,
+}
+
+impl std::fmt::Debug for Links {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Links({})", self.store)
+    }
+}
+
+impl Links {
+    pub(super) fn new(shape: Shape, store: String) -> Self {
+        Self {
+            shape: Arc::new(shape),
+            store,
+            belfry: Arc::default(),
+            desks: Mutex::default(),
+            generation: AtomicU64::new(0),
+        }
+    }
+
+    /// Runs one command.
+    pub(super) async fn run(&self, command: &Cmd) -> Result<Value> {
+        self.attempt(command).await.map_err(|error| failure::translate(&error, &self.store))
+    }
+
+    pub(super) async fn attempt(&self, command: &Cmd) -> RedisResult<Value> {
+        let (desk, generation, mut connection) = self.connection().await?;
+        let pending = Pending::begin(&desk, generation);
+        let answer = connection.run(command).await;
+        pending.answered();
+        if let Err(error) = &answer {
+            desk.drop_spoilt(generation, error);
+        }
+        answer
+    }
+
+    /// Runs several commands in one exchange, on a server that is not part of a Cluster.
+    pub(super) async fn run_all(&self, pipeline: &Pipeline) -> Result<Vec<RedisResult<Value>>> {
+        let count = pipeline.len();
+        let attempt = async {
+            let (desk, generation, connection) = self.connection().await?;
+            let pending = Pending::begin(&desk, generation);
+            let answers = match connection {
+                Connection::One(mut one) => one.req_packed_commands(pipeline, 0, count).await,
+                Connection::Cluster(mut all) => all.req_packed_commands(pipeline, 0, count).await,
+            };
+            pending.answered();
+            if let Err(error) = &answers {
+                desk.drop_spoilt(generation, error);
+            }
+            answers
+        };
+        let answers = attempt.await.map_err(|error| self.translate(&error))?;
+        Ok(answers.into_iter().map(Value::extract_error).collect())
+    }
+
+    /// Calls a script.
+    pub(super) async fn call(&self, call: &Call) -> Result<Value> {
+        match self.attempt(&call.command).await {
+            Err(error) if failure::is_unknown_script(&error) => self.run(&call.by_text()).await,
+            answer => answer.map_err(|error| self.translate(&error)),
+        }
+    }
+
+    /// Calls scripts for several names: in one exchange with one server, side by side in a
+    /// Cluster.
+    pub(super) async fn call_all(&self, calls: &[Call]) -> Result<Vec<Value>> {
+        let mut answers = Vec::with_capacity(calls.len());
+        if self.shape.is_cluster() {
+            for some in calls.chunks(IN_FLIGHT_MAX) {
+                let mut going = Vec::with_capacity(some.len());
+                for call in some {
+                    going.push(self.call(call));
+                }
+                for answer in join_all(going).await {
+                    answers.push(answer?);
+                }
+            }
+            return Ok(answers);
+        }
+        match calls {
+            [] => return Ok(answers),
+            [call] => return Ok(vec![self.call(call).await?]),
+            _ => {}
+        }
+        let mut found = vec![Value::Nil; calls.len()];
+        let mut left: Vec<usize> = (0..calls.len()).collect();
+        while !left.is_empty() {
+            let mut pipeline = Pipeline::with_capacity(left.len());
+            pipeline.ignore_errors();
+            for index in &left {
+                pipeline.add_command(calls[*index].command.clone());
+            }
+            let mut unknown = Vec::new();
+            for (answer, index) in self.run_all(&pipeline).await?.into_iter().zip(left) {
+                match answer {
+                    Err(error) if failure::is_unknown_script(&error) => unknown.push(index),
+                    answer => found[index] = answer.map_err(|error| self.translate(&error))?,
+                }
+            }
+            // One of them brings the script along; the others need not.
+            if let Some(index) = unknown.pop() {
+                found[index] = self.run(&calls[index].by_text()).await?;
+            }
+            left = unknown;
+        }
+        Ok(found)
+    }
+
+    /// The id of the mailbox on this runtime, which is open when this returns.
+    pub(super) async fn mailbox(&self) -> Result<Arc<str>> {
+        let desk = self.desk();
+        if let Some(id) = desk.mailbox_id() {
+            return Ok(id);
+        }
+        let _turn = desk.opening.lock().await;
+        if let Some(id) = desk.mailbox_id() {
+            return Ok(id);
+        }
+        let opened = Mailbox::open(Arc::clone(&self.shape), Arc::clone(&self.belfry)).await;
+        let mailbox = opened.map_err(|error| self.translate(&error))?;
+        let id = mailbox.id();
+        *lock(&desk.mailbox) = Some(mailbox);
+        Ok(id)
+    }
+
+    /// Drops every connection.
+    pub(super) fn close(&self) {
+        lock(&self.desks).clear();
+    }
+
+    pub(super) fn translate(&self, error: &RedisError) -> crate::error::Error {
+        failure::translate(error, &self.store)
+    }
+
+    async fn connection(&self) -> RedisResult<(Arc<Desk>, u64, Connection)> {
+        let desk = self.desk();
+        if let Some((generation, connection)) = desk.current() {
+            return Ok((desk, generation, connection));
+        }
+        let turn = desk.opening.lock().await;
+        if let Some((generation, connection)) = desk.current() {
+            drop(turn);
+            return Ok((desk, generation, connection));
+        }
+        let connection = self.shape.connect().await?;
+        let generation = self.generation.fetch_add(1, Ordering::Relaxed);
+        *lock(&desk.connection) = Some((generation, connection.clone()));
+        drop(turn);
+        Ok((desk, generation, connection))
+    }
+
+    fn desk(&self) -> Arc<Desk> {
+        let mut desks = lock(&self.desks);
+        if let Some(desk) = desks.get(&Handle::current().id()) {
+            return Arc::clone(desk);
+        }
+        // Runtimes that ended took the tasks of their mailboxes with them.
+        desks.retain(|_, desk| !desk.is_orphaned());
+        Arc::clone(desks.entry(Handle::current().id()).or_default())
+    }
+}
+
+impl Desk {
+    fn current(&self) -> Option<(u64, Connection)> {
+        lock(&self.connection).clone()
+    }
+
+    fn mailbox_id(&self) -> Option<Arc<str>> {
+        lock(&self.mailbox).as_ref().map(Mailbox::id)
+    }
+
+    fn is_orphaned(&self) -> bool {
+        lock(&self.mailbox).as_ref().is_some_and(Mailbox::is_over)
+    }
+
+    fn drop_spoilt(&self, generation: u64, error: &RedisError) {
+        if failure::spoils_connection(error) {
+            self.drop_connection(generation);
+        }
+    }
+
+    fn drop_connection(&self, generation: u64) {
+        let mut connection = lock(&self.connection);
+        if connection.as_ref().is_some_and(|(current, _)| *current == generation) {
+            *connection = None;
+        }
+    }
+}
+
+/// An exchange under way. Dropped without an answer, it was given up by whoever waited for it.
+struct Pending<'a> {
+    desk: &'a Desk,
+    generation: u64,
+    since: Instant,
+    answered: bool,
+}
+
+impl<'a> Pending<'a> {
+    fn begin(desk: &'a Desk, generation: u64) -> Self {
+        Self { desk, generation, since: Instant::now(), answered: false }
+    }
+
+    fn answered(mut self) {
+        self.answered = true;
+    }
+}
+
+impl Drop for Pending<'_> {
+    fn drop(&mut self) {
+        if !self.answered && self.since.elapsed() >= SILENCE_MAX {
+            self.desk.drop_connection(self.generation);
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,353 @@
+//! The Redis engine: one server, a master behind Sentinels, or a Cluster.
+//!
+//! A verb is one script call, atomic on the server. An exclusive lease is also the plain string
+//! that clients of other libraries respect; who waits, notes and numbers are in companion keys of
+//! the same slot. What the keys hold is in `scripts/line.lua`.
+//!
+//! Exchanges: claim 1, renew 1 for all of a client's claims, release 1 for any number. Whoever
+//! holds next is rung through its mailbox by the release itself and need not ask.
+
+mod answer;
+mod doctor;
+mod failure;
+mod feed;
+mod keys;
+mod link;
+mod mailbox;
+mod scripts;
+mod settings;
+mod shape;
+mod survey;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures_util::stream::BoxStream;
+use redis::{FromRedisValue, Pipeline, Value};
+
+use crate::claim::{Claim, ClaimKey, Holder, Mode, Released, Renewal, Standing};
+use crate::engine::{
+    Capabilities, Counts, Engine, Event, Eviction, Finding, Info, Page, Query, Totals, Wake,
+};
+use crate::error::{Error, Result};
+use crate::line::Refusal;
+
+use answer::{Answer, Odd, hex};
+use keys::{Keys, Layout};
+use link::Links;
+use scripts::{Call, Script};
+use settings::{Settings, WaitFor};
+
+/// A store in Redis. Clones share their connections.
+#[derive(Debug, Clone)]
+pub struct Redis {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    info: Info,
+    layout: Layout,
+    links: Links,
+    wait_for: Option<WaitFor>,
+    /// Leases found expired and not yet told to the store.
+    expired: AtomicU64,
+}
+
+impl Redis {
+    /// Opens the store at a URL: `redis:`, `rediss:`, `redis+unix:`, `redis+sentinel:` or
+    /// `redis+cluster:`.
+    pub async fn open(url: impl AsRef<str>) -> Result<Self> {
+        let settings = Settings::from_url(url.as_ref())?;
+        let links = Links::new(settings.shape, settings.store.clone());
+        let store_id = doctor::greet(&links, &settings.layout, settings.allow_eviction).await?;
+        let info = Info {
+            engine: "redis",
+            store: settings.store,
+            store_id,
+            can: Capabilities::ALL,
+            can_fail: true,
+        };
+        let (layout, wait_for) = (settings.layout, settings.wait_for);
+        let expired = AtomicU64::new(0);
+        Ok(Self { inner: Arc::new(Inner { info, layout, links, wait_for, expired }) })
+    }
+}
+
+/// What the store counts time in. Rounded up, so that the store keeps a claim at least as long.
+fn millis(span: Duration) -> u64 {
+    u64::try_from(span.as_micros().div_ceil(1_000)).unwrap_or(u64::MAX)
+}
+
+/// How much longer than a lease its companion keys live, to tell who it was that expired.
+const GRACE_MS: u64 = 600_000;
+
+/// The mailbox of a claim that nobody waits for.
+const NOBODY: &str = "00000000000000000000000000000000";
+
+/// Room for the arguments of a claim that has no note.
+const CLAIM_BYTES: usize = 512;
+
+impl Inner {
+    /// What an answer says, or the error for one that says nothing.
+    fn understood<T>(&self, answer: std::result::Result<T, Odd>) -> Result<T> {
+        answer.map_err(|Odd| Error::Store {
+            store: self.info.store.clone(),
+            cause: "a script gave an answer it never gives; is something rewriting its keys?"
+                .into(),
+            transient: false,
+        })
+    }
+
+    /// A call of a script that changes a line, so far as all of them are alike.
+    fn call(&self, script: &'static Script, keys: &Keys, room: usize) -> Call {
+        let lock = keys.lock();
+        Call::new(script, keys, room)
+            .text(&self.layout.events)
+            .shown(format_args!("{}\n{lock}", lock.len()))
+    }
+
+    fn note_expired(&self, count: u64) {
+        if count > 0 {
+            self.expired.fetch_add(count, Ordering::Relaxed);
+        }
+    }
+
+    async fn ask(&self, claim: &Claim) -> Result<Standing> {
+        let keys = self.layout.keys(&claim.key.name)?;
+        let mailbox = if claim.join { self.links.mailbox().await? } else { NOBODY.into() };
+        let Claim { mode, holder, note, .. } = claim;
+        let (units, label, note) = (mode.units(), holder.label(), note.as_str());
+        let shortest = if *mode == Mode::Exclusive { 'x' } else { '-' };
+        let (capacity, patience) = (mode.capacity(), millis(claim.patience));
+        let join = if claim.join { " join" } else { "" };
+        let id = hex(&holder.id().0.to_be_bytes());
+        let call = self
+            .call(&scripts::CLAIM, &keys, note.len() + CLAIM_BYTES)
+            .text(hex(claim.key.token.as_bytes()))
+            .shown(millis(claim.ttl))
+            .shown(millis(claim.ttl) + GRACE_MS)
+            .shown(format_args!("{units}\n{id}\n{mailbox}\n{label}\n{note}"))
+            .shown(format_args!("{shortest} {units} {capacity} {patience}{join}"));
+        let answer = match self.wait_for {
+            None => self.links.call(&call).await?,
+            Some(wait_for) => self.ask_and_wait(&call, wait_for, &claim.key).await?,
+        };
+        let (answer, expired) = self.understood(answer::standing(answer, claim.ttl))?;
+        self.note_expired(expired);
+        match answer {
+            Answer::Stands(standing) => Ok(standing),
+            Answer::Mismatch(kind) => Err(Refusal::Mismatch(kind).into_error(claim)),
+            Answer::Full => Err(Refusal::Full.into_error(claim)),
+        }
+    }
+
+    /// Asks, and counts a grant only when enough replicas have it.
+    async fn ask_and_wait(&self, call: &Call, wait_for: WaitFor, key: &ClaimKey) -> Result<Value> {
+        // In one exchange, so that both go over the same connection: WAIT is about its writes.
+        let mut wait = redis::cmd("WAIT");
+        wait.arg(wait_for.replicas).arg(millis(wait_for.at_most));
+        for command in [call.command.clone(), call.by_text()] {
+            let mut pipeline = Pipeline::with_capacity(2);
+            pipeline.ignore_errors().add_command(command).add_command(wait.clone());
+            let mut answers = self.links.run_all(&pipeline).await?.into_iter();
+            let (Some(answer), Some(reached)) = (answers.next(), answers.next()) else {
+                return self.understood(Err(Odd));
+            };
+            let answer = match answer {
+                Err(error) if failure::is_unknown_script(&error) => continue,
+                answer => answer.map_err(|error| self.links.translate(&error))?,
+            };
+            let reached = reached.and_then(|value| Ok(u64::from_redis_value(value)?));
+            let reached = reached.map_err(|error| self.links.translate(&error))?;
+            let held = matches!(
+                answer::standing(answer.clone(), Duration::ZERO),
+                Ok((Answer::Stands(Standing::Held { .. }), _))
+            );
+            if held && reached < wait_for.replicas {
+                self.let_go(std::slice::from_ref(key)).await?;
+                let wanted = wait_for.replicas;
+                return Err(Error::Store {
+                    store: self.info.store.clone(),
+                    cause: format!("{reached} of {wanted} replicas had the grant in time"),
+                    transient: true,
+                });
+            }
+            return Ok(answer);
+        }
+        self.understood(Err(Odd))
+    }
+
+    async fn let_go(&self, keys: &[ClaimKey]) -> Result<Vec<Released>> {
+        let mut calls = Vec::with_capacity(keys.len());
+        for key in keys {
+            let keys = self.layout.keys(&key.name)?;
+            let call = self.call(&scripts::RELEASE, &keys, CLAIM_BYTES);
+            calls.push(call.text(hex(key.token.as_bytes())));
+        }
+        let mut released = Vec::with_capacity(keys.len());
+        for answer in self.links.call_all(&calls).await? {
+            let (outcome, expired) = self.understood(answer::released(answer))?;
+            self.note_expired(expired);
+            released.push(outcome);
+        }
+        Ok(released)
+    }
+
+    async fn add(&self, counts: &Counts) -> Result<()> {
+        let mut pipeline = Pipeline::new();
+        let fields = [
+            ("acquired", counts.acquired),
+            ("released", counts.released),
+            ("contended", counts.contended),
+            ("expired", counts.expired),
+            ("lost", counts.lost),
+        ];
+        for (field, count) in fields.into_iter().filter(|(_, count)| *count > 0) {
+            pipeline.cmd("HINCRBY").arg(&self.layout.totals).arg(field).arg(count);
+        }
+        if pipeline.is_empty() {
+            return Ok(());
+        }
+        for answer in self.links.run_all(&pipeline).await? {
+            answer.map_err(|error| self.links.translate(&error))?;
+        }
+        Ok(())
+    }
+}
+
+#[async_trait]
+impl Engine for Redis {
+    fn info(&self) -> &Info {
+        &self.inner.info
+    }
+
+    async fn claim(&self, claim: &Claim) -> Result<Standing> {
+        let belfry = &self.inner.links.belfry;
+        if claim.join {
+            belfry.expect(claim.key.token);
+        }
+        let standing = self.inner.ask(claim).await?;
+        if !matches!(standing, Standing::Queued { .. }) {
+            belfry.forget(&claim.key.token);
+        }
+        Ok(standing)
+    }
+
+    async fn wait(&self, key: &ClaimKey) -> Result<Wake> {
+        let wake = match self.inner.links.belfry.bell(&key.token) {
+            Some(bell) => bell.heard().await,
+            None => Wake::Ask,
+        };
+        // A grant that replicas must have is confirmed by a claim, which waits for them.
+        Ok(if self.inner.wait_for.is_some() { Wake::Ask } else { wake })
+    }
+
+    async fn renew(&self, renewals: &[Renewal]) -> Result<Vec<Standing>> {
+        let inner = &*self.inner;
+        let mut calls = Vec::with_capacity(renewals.len());
+        for Renewal { key, ttl, patience } in renewals {
+            let keys = inner.layout.keys(&key.name)?;
+            let call = inner
+                .call(&scripts::RENEW, &keys, CLAIM_BYTES)
+                .text(hex(key.token.as_bytes()))
+                .shown(millis(*ttl))
+                .shown(millis(*ttl) + GRACE_MS)
+                .shown(millis(*patience));
+            calls.push(call);
+        }
+        let mut standings = Vec::with_capacity(renewals.len());
+        for (answer, renewal) in inner.links.call_all(&calls).await?.into_iter().zip(renewals) {
+            let (answer, expired) = inner.understood(answer::standing(answer, renewal.ttl))?;
+            inner.note_expired(expired);
+            standings.push(match answer {
+                Answer::Stands(standing) => standing,
+                _ => return inner.understood(Err(Odd)),
+            });
+        }
+        Ok(standings)
+    }
+
+    async fn release(&self, keys: &[ClaimKey]) -> Result<Vec<Released>> {
+        let released = self.inner.let_go(keys).await;
+        for key in keys {
+            self.inner.links.belfry.forget(&key.token);
+        }
+        released
+    }
+
+    fn release_now(&self, _key: &ClaimKey) -> Option<Released> {
+        None
+    }
+
+    async fn inspect(&self, query: &Query) -> Result<Page> {
+        survey::inspect(&self.inner, query).await
+    }
+
+    async fn watch(&self, query: &Query) -> Result<BoxStream<'static, Result<Event>>> {
+        feed::watch(Arc::clone(&self.inner), query.clone()).await
+    }
+
+    async fn evict(&self, order: &Eviction) -> Result<Vec<Holder>> {
+        let inner = &*self.inner;
+        let keys = inner.layout.keys(&order.name)?;
+        let call = inner.call(&scripts::EVICT, &keys, order.reason.len()).text(&order.reason);
+        let answer = inner.links.call(&call).await?;
+        let (evicted, expired) = inner.understood(answer::evicted(answer))?;
+        inner.note_expired(expired);
+        let (name, by, reason) = (&order.name, order.by.label(), &order.reason);
+        tracing::warn!(%name, by, reason, "evicted");
+        Ok(evicted)
+    }
+
+    async fn tally(&self, counts: &Counts) -> Result<()> {
+        let inner = &*self.inner;
+        let found = inner.expired.swap(0, Ordering::Relaxed);
+        let counts = Counts { expired: counts.expired + found, ..*counts };
+        let added = inner.add(&counts).await;
+        if added.is_err() {
+            inner.note_expired(found);
+        }
+        added
+    }
+
+    async fn totals(&self) -> Result<Totals> {
+        let inner = &*self.inner;
+        self.tally(&Counts::default()).await?;
+        let mut question = redis::cmd("HGETALL");
+        question.arg(&inner.layout.totals);
+        let answer = inner.links.run(&question).await?;
+        let sums: std::collections::HashMap<String, u64> =
+            inner.understood(FromRedisValue::from_redis_value(answer).map_err(|_| Odd))?;
+        let sum = |field: &str| sums.get(field).copied().unwrap_or(0);
+        let counts = Counts {
+            acquired: sum("acquired"),
+            released: sum("released"),
+            contended: sum("contended"),
+            expired: sum("expired"),
+            lost: sum("lost"),
+        };
+        let mut totals = Totals { counts, active: 0, waiting: 0 };
+        survey::count(inner, &mut totals).await?;
+        Ok(totals)
+    }
+
+    async fn examine(&self) -> Result<Vec<Finding>> {
+        doctor::examine(self).await
+    }
+
+    async fn install(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn schema(&self) -> &'static str {
+        ""
+    }
+
+    async fn close(&self) -> Result<()> {
+        self.inner.links.close();
+        Ok(())
+    }
+}

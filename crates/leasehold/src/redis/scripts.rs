@@ -1,0 +1,88 @@
+//! The scripts, each a constant text and its digest, and the calls of them.
+
+use std::sync::LazyLock;
+
+use redis::{Arg, Cmd, RedisWrite};
+
+use super::keys::Keys;
+
+/// A script as the server knows it.
+#[derive(Debug)]
+pub(super) struct Script {
+    text: String,
+    digest: String,
+}
+
+/// Works on a server that has no memory left, because it frees some or needs none.
+const WITHOUT_MEMORY: &str = "#!lua flags=allow-oom\n";
+const READS_ONLY: &str = "#!lua flags=no-writes\n";
+const WRITES: &str = "#!lua\n";
+
+/// Words of the longest command, and bytes of keys that are not long.
+const ARGUMENTS_MAX: usize = 16;
+const KEYS_BYTES: usize = 384;
+
+const LINE: &str = include_str!("scripts/line.lua");
+
+pub(super) static CLAIM: LazyLock<Script> =
+    LazyLock::new(|| Script::new(WRITES, include_str!("scripts/claim.lua")));
+pub(super) static RENEW: LazyLock<Script> =
+    LazyLock::new(|| Script::new(WITHOUT_MEMORY, include_str!("scripts/renew.lua")));
+pub(super) static RELEASE: LazyLock<Script> =
+    LazyLock::new(|| Script::new(WITHOUT_MEMORY, include_str!("scripts/release.lua")));
+pub(super) static EVICT: LazyLock<Script> =
+    LazyLock::new(|| Script::new(WITHOUT_MEMORY, include_str!("scripts/evict.lua")));
+pub(super) static VIEW: LazyLock<Script> =
+    LazyLock::new(|| Script::new(READS_ONLY, include_str!("scripts/view.lua")));
+
+impl Script {
+    fn new(flags: &str, text: &str) -> Self {
+        let text = format!("{flags}{}", text.replace("-- @line\n", LINE));
+        let digest = redis::Script::new(&text).get_hash().to_owned();
+        Self { text, digest }
+    }
+}
+
+/// One call of a script.
+#[derive(Debug)]
+pub(super) struct Call {
+    script: &'static Script,
+    /// The command that names the script by its digest.
+    pub(super) command: Cmd,
+}
+
+impl Call {
+    /// A call without arguments, with room for so many bytes of them.
+    pub(super) fn new(script: &'static Script, keys: &Keys, room: usize) -> Self {
+        let mut command = Cmd::with_capacity(ARGUMENTS_MAX, room + KEYS_BYTES);
+        command.arg("EVALSHA").arg(&script.digest).arg("5");
+        for key in keys.iter() {
+            command.write_arg(key.as_bytes());
+        }
+        Self { script, command }
+    }
+
+    /// Adds an argument.
+    pub(super) fn text(mut self, argument: impl AsRef<[u8]>) -> Self {
+        self.command.write_arg(argument.as_ref());
+        self
+    }
+
+    /// Adds an argument as it is shown.
+    pub(super) fn shown(mut self, argument: impl std::fmt::Display) -> Self {
+        self.command.write_arg_fmt(argument);
+        self
+    }
+
+    /// The command that brings the script along, for a server that does not know it yet.
+    pub(super) fn by_text(&self) -> Cmd {
+        let mut command = redis::cmd("EVAL");
+        command.arg(&self.script.text);
+        for argument in self.command.args_iter().skip(2) {
+            if let Arg::Simple(argument) = argument {
+                command.write_arg(argument);
+            }
+        }
+        command
+    }
+}
