@@ -44,6 +44,7 @@ pub mod memory;
 mod mutex;
 mod name;
 pub mod observe;
+pub mod quorum;
 #[cfg(feature = "redis")]
 pub mod redis;
 mod registry;
