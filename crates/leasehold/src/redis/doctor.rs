@@ -12,7 +12,7 @@ use crate::error::{Config, Error, Result};
 use crate::name::Name;
 
 use super::failure;
-use super::keys::{Keys, Layout};
+use super::keys::Layout;
 use super::link::Links;
 use super::{Odd, Redis};
 
@@ -264,11 +264,11 @@ async fn try_everything(redis: &Redis) -> Result<()> {
 
 /// What the verbs need only now and then: a count, a clock that fell back, a list of all names.
 async fn try_rarely_used(links: &Links, layout: &Layout, name: &Name) -> Result<()> {
-    let Keys([lock, ..]) = layout.keys(name)?;
+    let keys = layout.keys(name)?;
     links.run(redis::cmd("HINCRBY").arg(&layout.totals).arg("acquired").arg(0)).await?;
     links.run(redis::cmd("HGETALL").arg(&layout.totals)).await?;
-    links.run(redis::cmd("INCR").arg(&lock)).await?;
-    links.run(redis::cmd("DEL").arg(&lock)).await?;
+    links.run(redis::cmd("INCR").arg(keys.lock())).await?;
+    links.run(redis::cmd("DEL").arg(keys.lock())).await?;
     if !links.shape.is_cluster() {
         links.run(redis::cmd("SCAN").arg(0).arg("COUNT").arg(1)).await?;
     }

@@ -121,7 +121,7 @@ impl Links {
 
     /// Calls a script.
     pub(super) async fn call(&self, call: &Call) -> Result<Value> {
-        match self.attempt(&call.by_digest()).await {
+        match self.attempt(&call.command).await {
             Err(error) if failure::is_unknown_script(&error) => self.run(&call.by_text()).await,
             answer => answer.map_err(|error| self.translate(&error)),
         }
@@ -151,7 +151,7 @@ impl Links {
             let mut pipeline = Pipeline::with_capacity(left.len());
             pipeline.ignore_errors();
             for index in &left {
-                pipeline.add_command(calls[*index].by_digest());
+                pipeline.add_command(calls[*index].command.clone());
             }
             let mut unknown = Vec::new();
             for (answer, index) in self.run_all(&pipeline).await?.into_iter().zip(left) {
@@ -169,21 +169,21 @@ impl Links {
         Ok(found)
     }
 
-    /// The channel of the mailbox on this runtime, which is open when this returns.
+    /// The id of the mailbox on this runtime, which is open when this returns.
     pub(super) async fn mailbox(&self) -> Result<Arc<str>> {
         let desk = self.desk();
-        if let Some(channel) = desk.channel() {
-            return Ok(channel);
+        if let Some(id) = desk.mailbox_id() {
+            return Ok(id);
         }
         let _turn = desk.opening.lock().await;
-        if let Some(channel) = desk.channel() {
-            return Ok(channel);
+        if let Some(id) = desk.mailbox_id() {
+            return Ok(id);
         }
         let opened = Mailbox::open(Arc::clone(&self.shape), Arc::clone(&self.belfry)).await;
         let mailbox = opened.map_err(|error| self.translate(&error))?;
-        let channel = mailbox.channel();
+        let id = mailbox.id();
         *lock(&desk.mailbox) = Some(mailbox);
-        Ok(channel)
+        Ok(id)
     }
 
     /// Drops every connection.
@@ -228,8 +228,8 @@ impl Desk {
         lock(&self.connection).clone()
     }
 
-    fn channel(&self) -> Option<Arc<str>> {
-        lock(&self.mailbox).as_ref().map(Mailbox::channel)
+    fn mailbox_id(&self) -> Option<Arc<str>> {
+        lock(&self.mailbox).as_ref().map(Mailbox::id)
     }
 
     fn is_orphaned(&self) -> bool {
