@@ -130,23 +130,20 @@ impl Links {
     /// Calls scripts for several names: in one exchange with one server, side by side in a
     /// Cluster.
     pub(super) async fn call_all(&self, calls: &[Call]) -> Result<Vec<Value>> {
-        let mut answers = Vec::with_capacity(calls.len());
         if self.shape.is_cluster() {
+            let mut answers = Vec::with_capacity(calls.len());
             for some in calls.chunks(IN_FLIGHT_MAX) {
                 let mut going = Vec::with_capacity(some.len());
                 for call in some {
                     going.push(self.call(call));
                 }
-                for answer in join_all(going).await {
-                    answers.push(answer?);
-                }
+                answers.extend(join_all(going).await);
             }
-            return Ok(answers);
+            // All are sent before a failure counts: what one node refuses, others must still get.
+            return answers.into_iter().collect();
         }
-        match calls {
-            [] => return Ok(answers),
-            [call] => return Ok(vec![self.call(call).await?]),
-            _ => {}
+        if let [call] = calls {
+            return Ok(vec![self.call(call).await?]);
         }
         let mut found = vec![Value::Nil; calls.len()];
         let mut left: Vec<usize> = (0..calls.len()).collect();

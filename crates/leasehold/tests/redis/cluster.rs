@@ -6,7 +6,7 @@ use leasehold::claim::Standing;
 use leasehold::engine::{Engine, Query};
 use leasehold::error::Config;
 use leasehold::redis::Redis;
-use leasehold::{Error, LeaseState, Mode, Released};
+use leasehold::{Error, LeaseState, LostCause, Mode, Released};
 use leasehold_testkit::{Group, Server, servers};
 
 use crate::support::*;
@@ -175,4 +175,31 @@ async fn node_of_a_cluster_behind_a_plain_url_is_refused_with_advice() {
         }
     }
     assert!(refused >= 2, "{refused}");
+}
+
+/// A name whose lock is kept by this node.
+fn name_at(group: &Group, node: &Server) -> String {
+    let mut names = (0..).map(|number| format!("name {number}"));
+    let is_there = |name: &String| place(group, &format!("lock:{name}")).0.port() == node.port();
+    names.find(is_there).expect("every node has some")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f66_node_that_stalls_is_an_error_in_time_and_loses_the_lease_by_the_local_clock() {
+    let group = cluster().await;
+    let url = format!("{}?connect_timeout_ms=500&timeout_ms=500", group.url());
+    let one = plain_client(&url).await;
+    let (stalled, healthy) = (&group.servers()[2], &group.servers()[0]);
+    let (there, here) = (name_at(&group, stalled), name_at(&group, healthy));
+    let lease = one.mutex(&there).ttl(Duration::from_secs(2)).lock().await.expect("free");
+    stalled.stop_process().expect("it stops");
+    let error = soon("an answer", one.mutex(&there).try_lock()).await.expect_err("nobody answers");
+    assert!(matches!(error, Error::Unreachable { .. }), "{error:?}");
+    assert_eq!(soon("the loss", lease.lost()).await, LostCause::Unreachable);
+    stalled.continue_process().expect("it goes on");
+    for name in [&there, &here] {
+        until("an answer", async || one.mutex(name).try_lock().await.is_ok()).await;
+    }
+    let next = soon("a grant", one.mutex(&there).lock()).await.expect("a grant");
+    assert!(next.fence() > lease.fence());
 }

@@ -12,6 +12,11 @@ use leasehold_testkit::{Server, servers};
 
 use crate::support::*;
 
+/// An engine that gives a busy machine time for large answers.
+async fn patient(server: &Server) -> Redis {
+    engine(format!("{}?timeout_ms=60000", server.url())).await
+}
+
 /// Every command a server ran, in scripts too.
 fn work(server: &Server) -> u64 {
     let stats = told(server, &["INFO", "commandstats"]);
@@ -30,7 +35,7 @@ fn exchanges(server: &Server) -> u64 {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn each_verb_is_one_script_call() {
     let server = server().await;
-    let engine = engine(server.url()).await;
+    let engine = patient(&server).await;
     let warm = claim("warm-up", Mode::Exclusive);
     held(&engine, &warm).await;
     engine.renew(&[renewal(&warm)]).await.expect("an answer");
@@ -60,7 +65,7 @@ async fn each_verb_is_one_script_call() {
 async fn all_claims_of_a_client_are_renewed_and_released_in_one_exchange() {
     const NAMES: usize = 200;
     let server = server().await;
-    let engine = engine(server.url()).await;
+    let engine = patient(&server).await;
     let mut claims = Vec::new();
     for number in 0..NAMES {
         let mode = [Mode::Exclusive, Mode::Shared, Mode::Permits { take: 1, of: 3 }][number % 3];
@@ -207,7 +212,7 @@ async fn work_at(server: &Server, engine: &Redis, name: &str) -> [u64; 5] {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn scripts_do_not_work_harder_on_a_long_line() {
     let server = server().await;
-    let engine = engine(server.url()).await;
+    let engine = patient(&server).await;
     let holder = claim("report", Mode::Exclusive);
     held(&engine, &holder).await;
     lengthen(&engine, "report", 20).await;
@@ -226,7 +231,7 @@ async fn scripts_do_not_work_harder_on_a_long_line() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn line_of_ten_thousand_is_full_and_says_so() {
     let server = server().await;
-    let engine = engine(server.url()).await;
+    let engine = patient(&server).await;
     held(&engine, &claim("report", Mode::Exclusive)).await;
     lengthen(&engine, "report", 9_999).await;
     let error = engine.claim(&claim("report", Mode::Exclusive)).await.expect_err("full");
@@ -240,7 +245,7 @@ async fn one_off_names_leave_nothing_but_a_bounded_number_of_counters() {
     const NAMES: usize = 200_000;
     const AT_ONCE: usize = 500;
     let server = server().await;
-    let engine = engine(server.url()).await;
+    let engine = patient(&server).await;
     let before = key_count(&server);
     for first in (0..NAMES).step_by(AT_ONCE) {
         let claims: Vec<Claim> = (first..first + AT_ONCE)

@@ -201,7 +201,7 @@ async fn pages_of(server: &Server, url: &str) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_names_come_in_pages_by_scan() {
     let server = server().await;
-    pages_of(&server, server.url()).await;
+    pages_of(&server, &format!("{}?timeout_ms=60000", server.url())).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

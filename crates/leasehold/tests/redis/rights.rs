@@ -2,11 +2,11 @@
 
 use futures_util::StreamExt;
 use leasehold::claim::{Claim, Mode};
-use leasehold::engine::{Counts, Engine, Eviction, Level, Query, Wake};
+use leasehold::engine::{Counts, Engine, Eviction, Level, Query};
 use leasehold::error::Config;
 use leasehold::redis::Redis;
 use leasehold::{Error, Holder, Result};
-use leasehold_testkit::Server;
+use leasehold_testkit::{Server, servers};
 
 use crate::support::*;
 
@@ -32,16 +32,23 @@ fn as_locks(server: &Server) -> String {
     format!("redis://locks:{PASSWORD}@{}", server.address())
 }
 
-/// Everything a client can do. An error is a right that is missing.
+/// Everything a client can do on one server.
 async fn round(server: &Server, name: &str) -> Result<()> {
-    let (one, two) = (Redis::open(as_locks(server)).await?, Redis::open(as_locks(server)).await?);
+    round_at(&as_locks(server), &[server], name).await
+}
+
+/// Everything a client can do. An error is a right that is missing.
+async fn round_at(url: &str, servers: &[&Server], name: &str) -> Result<()> {
+    let (one, two) = (Redis::open(url).await?, Redis::open(url).await?);
     let mut events = two.watch(&Query::all()).await?;
     let (first, next) = (claim(name, Mode::Exclusive), claim(name, Mode::Exclusive));
     // Ahead of the clock, so that the way is taken that is for clocks which fell back.
     one.claim(&first).await?;
     one.release(std::slice::from_ref(&first.key)).await?;
-    for counter in told(server, &["KEYS", "leasehold:fence:*"]).lines() {
-        told(server, &["SET", counter, "9007199254740993000"]);
+    for server in servers {
+        for counter in told(server, &["KEYS", "leasehold:*fence*"]).lines() {
+            told(server, &["SET", counter, "9007199254740993000"]);
+        }
     }
     one.claim(&first).await?;
     soon("an event", events.next()).await.expect("no end")?;
@@ -51,8 +58,7 @@ async fn round(server: &Server, name: &str) -> Result<()> {
     one.inspect(&Query::all()).await?;
     one.renew(&[renewal(&first), renewal(&next)]).await?;
     one.release(std::slice::from_ref(&first.key)).await?;
-    let wake = soon("a bell", two.wait(&next.key)).await?;
-    assert!(matches!(wake, Wake::Holds { .. }), "{wake:?}");
+    soon("a bell", two.wait(&next.key)).await?;
     let by = Holder::fresh();
     one.evict(&Eviction { name: next.key.name.clone(), by, reason: "a test".into() }).await?;
     for mode in [Mode::Shared, Mode::Permits { take: 1, of: 2 }] {
@@ -101,4 +107,56 @@ async fn printed_rights_are_enough_for_everything_and_none_can_be_spared() {
     }
     assert_eq!(idle, [""; 0], "nothing needs these");
     assert_eq!(unseen, [""; 0], "doctor says that all is well without these");
+}
+
+/// Needs exactly the printed rights and `further` ones.
+async fn needs(url: &str, servers: &[&Server], further: &[&str]) {
+    let rules = rules();
+    let printed = rules.iter().map(String::as_str);
+    let all: Vec<&str> = printed.chain(further.iter().copied()).collect();
+    for spared in further {
+        let fewer: Vec<&str> = all.iter().copied().filter(|rule| rule != spared).collect();
+        for server in servers {
+            give(server, &fewer);
+        }
+        let missing = soon("a round", round_at(url, servers, "spared")).await;
+        assert!(missing.is_err(), "{url} does not need {spared}");
+    }
+    for server in servers {
+        give(server, &all);
+    }
+    soon("a round", round_at(url, servers, "all")).await.expect("no right is missing");
+}
+
+/// Whether the page says that such a right may be needed.
+fn is_printed(right: &str) -> bool {
+    PAGE.contains(&format!("`{right}`"))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn database_and_replicas_need_one_right_each() {
+    assert!(is_printed("+select") && is_printed("+wait"));
+    let (server, replica) = (server().await, server().await);
+    needs(&format!("{}/3", as_locks(&server)), &[&server], &["+select"]).await;
+    told(&replica, &["REPLICAOF", "127.0.0.1", &server.port().to_string()]);
+    let url = format!("{}?wait_replicas=1&wait_ms=10000", as_locks(&server));
+    until("a replica", async || told(&server, &["WAIT", "1", "100"]) == "1").await;
+    needs(&url, &[&server], &["+wait"]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sentinel_needs_one_right_more() {
+    assert!(is_printed("+role"));
+    let group = servers::Redis::new().start_sentinel().await.expect("sentinels start");
+    let url = group.url().replace("://", &format!("://locks:{PASSWORD}@"));
+    needs(&url, &[group.first_master()], &["+role"]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn cluster_needs_one_right_more() {
+    assert!(is_printed("+cluster"));
+    let group = servers::Redis::new().start_cluster().await.expect("a cluster starts");
+    let url = group.url().replace("://", &format!("://locks:{PASSWORD}@"));
+    let servers: Vec<&Server> = group.servers().iter().collect();
+    needs(&url, &servers, &["+cluster"]).await;
 }

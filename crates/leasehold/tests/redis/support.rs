@@ -128,8 +128,13 @@ impl Waiter {
 
     #[track_caller]
     pub(crate) fn granted(mut self) -> impl Future<Output = Lease> {
-        let granted = soon("a grant", async move { (&mut self.0).await });
-        async move { granted.await.expect("no panic").expect("a grant") }
+        let place = std::panic::Location::caller();
+        async move {
+            match tokio::time::timeout(EVENT_MAX, &mut self.0).await {
+                Ok(ended) => ended.expect("no panic").expect("a grant"),
+                Err(_) => panic!("{place}: waited {EVENT_MAX:?} for a grant"),
+            }
+        }
     }
 
     pub(crate) fn is_waiting(&self) -> bool {
