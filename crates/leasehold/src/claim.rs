@@ -4,6 +4,7 @@
 //! clock or a store.
 
 use std::fmt;
+use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -154,6 +155,12 @@ impl PartialEq for Holder {
 }
 
 impl Eq for Holder {}
+
+impl Hash for Holder {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.id.hash(state);
+    }
+}
 
 impl fmt::Debug for Holder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -46,6 +46,7 @@ mod name;
 pub mod observe;
 #[cfg(feature = "postgres")]
 pub mod postgres;
+pub mod quorum;
 #[cfg(feature = "redis")]
 pub mod redis;
 mod registry;

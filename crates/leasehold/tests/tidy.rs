@@ -152,7 +152,7 @@ fn the_library_does_not_unwrap() {
 
 #[test]
 fn engines_use_only_the_narrow_waist() {
-    let engines = ["memory.rs", "postgres/", "redis/", "sqlite/"];
+    let engines = ["memory.rs", "postgres/", "quorum/", "redis/", "sqlite/"];
     let mut faults = Vec::new();
     let mut seen = 0;
     for (name, text) in files(&["rs"]) {
@@ -176,7 +176,10 @@ fn engines_use_only_the_narrow_waist() {
 #[test]
 fn the_pure_parts_know_no_clock_and_no_socket() {
     let mut faults = Vec::new();
-    for part in ["line.rs", "claim.rs", "name.rs"] {
+    let quorum = ["ballot.rs", "cause.rs", "clocks.rs", "node_line.rs", "tally.rs"];
+    let quorum = quorum.map(|part| format!("quorum/{part}"));
+    let line = ["line.rs", "claim.rs", "name.rs"].map(str::to_owned);
+    for part in line.iter().chain(&quorum) {
         let path = root().join("crates/leasehold/src").join(part);
         let text = fs::read_to_string(path).expect("a pure part");
         for word in ["tokio", "Instant::", "SystemTime", "std::net", "std::fs", ".now()"] {

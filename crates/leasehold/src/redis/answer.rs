@@ -228,16 +228,30 @@ fn mode(units: u32, capacity: u32) -> Mode {
     }
 }
 
-/// A token as the store keeps it.
-pub(super) fn to_hex(token: &Token) -> String {
-    use std::fmt::Write;
-
-    let mut text = String::with_capacity(32);
-    for byte in token.as_bytes() {
-        // Writing into a text cannot fail.
-        let _written = write!(text, "{byte:02x}");
+/// Sixteen bytes as the store keeps them.
+pub(super) fn hex(bytes: &[u8; 16]) -> Hex {
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    let mut text = [0; 32];
+    for (place, byte) in text.chunks_exact_mut(2).zip(bytes) {
+        place[0] = DIGITS[usize::from(byte >> 4)];
+        place[1] = DIGITS[usize::from(byte & 15)];
     }
-    text
+    Hex(text)
+}
+
+/// Hexadecimal digits.
+pub(super) struct Hex([u8; 32]);
+
+impl AsRef<[u8]> for Hex {
+    fn as_ref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl std::fmt::Display for Hex {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(std::str::from_utf8(&self.0).map_err(|_| std::fmt::Error)?)
+    }
 }
 
 fn from_hex(text: &str) -> Option<[u8; 16]> {
@@ -245,10 +259,10 @@ fn from_hex(text: &str) -> Option<[u8; 16]> {
     Some(number.to_be_bytes())
 }
 
-/// A bell as it comes through the mailbox: which claim holds, and its fence.
+/// A bell as it comes through the mailbox: the fence of a claim that holds, and its token.
 pub(super) fn bell(message: &[u8]) -> Option<(Token, u64)> {
     let message = std::str::from_utf8(message).ok()?;
-    let (token, fence) = message.split_at_checked(32)?;
+    let (fence, token) = message.split_at_checked(20)?;
     Some((Token::from_bytes(from_hex(token)?), fence.parse().ok()?))
 }
 
@@ -281,7 +295,7 @@ mod tests {
     #[test]
     fn a_token_survives_the_way_through_the_store() {
         let token = Token::random();
-        let message = format!("{}{}", to_hex(&token), u64::MAX);
+        let message = format!("{:020}{}", u64::MAX, hex(token.as_bytes()));
         assert_eq!(bell(message.as_bytes()), Some((token, u64::MAX)));
         assert_eq!(bell(b"short"), None);
     }

@@ -34,10 +34,10 @@ use crate::engine::{
 use crate::error::{Error, Result};
 use crate::line::Refusal;
 
-use answer::{Answer, Odd, to_hex};
-use keys::Layout;
+use answer::{Answer, Odd, hex};
+use keys::{Keys, Layout};
 use link::Links;
-use scripts::Call;
+use scripts::{Call, Script};
 use settings::{Settings, WaitFor};
 
 /// A store in Redis. Clones share their connections.
@@ -81,12 +81,14 @@ fn millis(span: Duration) -> u64 {
     u64::try_from(span.as_micros().div_ceil(1_000)).unwrap_or(u64::MAX)
 }
 
-/// A ttl, and how long the companions are kept: a while longer, to tell who it was that expired.
-fn spans(ttl: Duration) -> [String; 2] {
-    const GRACE_MS: u64 = 600_000;
-    let ttl = millis(ttl);
-    [ttl.to_string(), (ttl + GRACE_MS).to_string()]
-}
+/// How much longer than a lease its companion keys live, to tell who it was that expired.
+const GRACE_MS: u64 = 600_000;
+
+/// The mailbox of a claim that nobody waits for.
+const NOBODY: &str = "00000000000000000000000000000000";
+
+/// Room for the arguments of a claim that has no note.
+const CLAIM_BYTES: usize = 512;
 
 impl Inner {
     /// What an answer says, or the error for one that says nothing.
@@ -99,6 +101,14 @@ impl Inner {
         })
     }
 
+    /// A call of a script that changes a line, so far as all of them are alike.
+    fn call(&self, script: &'static Script, keys: &Keys, room: usize) -> Call {
+        let lock = keys.lock();
+        Call::new(script, keys, room)
+            .text(&self.layout.events)
+            .shown(format_args!("{}\n{lock}", lock.len()))
+    }
+
     fn note_expired(&self, count: u64) {
         if count > 0 {
             self.expired.fetch_add(count, Ordering::Relaxed);
@@ -107,24 +117,20 @@ impl Inner {
 
     async fn ask(&self, claim: &Claim) -> Result<Standing> {
         let keys = self.layout.keys(&claim.key.name)?;
-        let mailbox = if claim.join { self.links.mailbox().await? } else { "".into() };
+        let mailbox = if claim.join { self.links.mailbox().await? } else { NOBODY.into() };
         let Claim { mode, holder, note, .. } = claim;
         let (units, label, note) = (mode.units(), holder.label(), note.as_str());
-        let text = format!("{units}\n{:032x}\n{mailbox}\n{label}\n{note}", holder.id().0);
         let shortest = if *mode == Mode::Exclusive { 'x' } else { '-' };
         let (capacity, patience) = (mode.capacity(), millis(claim.patience));
         let join = if claim.join { " join" } else { "" };
-        let [ttl, kept] = spans(claim.ttl);
-        let arguments = vec![
-            self.layout.events.clone(),
-            keys.for_events(),
-            to_hex(&claim.key.token),
-            ttl,
-            kept,
-            text,
-            format!("{shortest} {units} {capacity} {patience}{join}"),
-        ];
-        let call = Call::new(&scripts::CLAIM, keys, arguments);
+        let id = hex(&holder.id().0.to_be_bytes());
+        let call = self
+            .call(&scripts::CLAIM, &keys, note.len() + CLAIM_BYTES)
+            .text(hex(claim.key.token.as_bytes()))
+            .shown(millis(claim.ttl))
+            .shown(millis(claim.ttl) + GRACE_MS)
+            .shown(format_args!("{units}\n{id}\n{mailbox}\n{label}\n{note}"))
+            .shown(format_args!("{shortest} {units} {capacity} {patience}{join}"));
         let answer = match self.wait_for {
             None => self.links.call(&call).await?,
             Some(wait_for) => self.ask_and_wait(&call, wait_for, &claim.key).await?,
@@ -143,7 +149,7 @@ impl Inner {
         // In one exchange, so that both go over the same connection: WAIT is about its writes.
         let mut wait = redis::cmd("WAIT");
         wait.arg(wait_for.replicas).arg(millis(wait_for.at_most));
-        for command in [call.by_digest(), call.by_text()] {
+        for command in [call.command.clone(), call.by_text()] {
             let mut pipeline = Pipeline::with_capacity(2);
             pipeline.ignore_errors().add_command(command).add_command(wait.clone());
             let mut answers = self.links.run_all(&pipeline).await?.into_iter();
@@ -178,8 +184,8 @@ impl Inner {
         let mut calls = Vec::with_capacity(keys.len());
         for key in keys {
             let keys = self.layout.keys(&key.name)?;
-            let arguments = vec![self.layout.events.clone(), keys.for_events(), to_hex(&key.token)];
-            calls.push(Call::new(&scripts::RELEASE, keys, arguments));
+            let call = self.call(&scripts::RELEASE, &keys, CLAIM_BYTES);
+            calls.push(call.text(hex(key.token.as_bytes())));
         }
         let mut released = Vec::with_capacity(keys.len());
         for answer in self.links.call_all(&calls).await? {
@@ -244,16 +250,13 @@ impl Engine for Redis {
         let mut calls = Vec::with_capacity(renewals.len());
         for Renewal { key, ttl, patience } in renewals {
             let keys = inner.layout.keys(&key.name)?;
-            let [ttl, kept] = spans(*ttl);
-            let arguments = vec![
-                inner.layout.events.clone(),
-                keys.for_events(),
-                to_hex(&key.token),
-                ttl,
-                kept,
-                millis(*patience).to_string(),
-            ];
-            calls.push(Call::new(&scripts::RENEW, keys, arguments));
+            let call = inner
+                .call(&scripts::RENEW, &keys, CLAIM_BYTES)
+                .text(hex(key.token.as_bytes()))
+                .shown(millis(*ttl))
+                .shown(millis(*ttl) + GRACE_MS)
+                .shown(millis(*patience));
+            calls.push(call);
         }
         let mut standings = Vec::with_capacity(renewals.len());
         for (answer, renewal) in inner.links.call_all(&calls).await?.into_iter().zip(renewals) {
@@ -290,8 +293,8 @@ impl Engine for Redis {
     async fn evict(&self, order: &Eviction) -> Result<Vec<Holder>> {
         let inner = &*self.inner;
         let keys = inner.layout.keys(&order.name)?;
-        let arguments = vec![inner.layout.events.clone(), keys.for_events(), order.reason.clone()];
-        let answer = inner.links.call(&Call::new(&scripts::EVICT, keys, arguments)).await?;
+        let call = inner.call(&scripts::EVICT, &keys, order.reason.len()).text(&order.reason);
+        let answer = inner.links.call(&call).await?;
         let (evicted, expired) = inner.understood(answer::evicted(answer))?;
         inner.note_expired(expired);
         let (name, by, reason) = (&order.name, order.by.label(), &order.reason);

@@ -7,14 +7,13 @@
 local time = redis.call('TIME')
 -- @line
 
-open()
+open('')
 local evicted = {}
 local function take(text)
-  local claim = read(text)
-  evicted[#evicted + 1] = claim.holder
-  evicted[#evicted + 1] = claim.label
-  tell('evicted', claim, ARGV[3])
-  return claim
+  local holder, label = who(text)
+  evicted[#evicted + 1] = holder
+  evicted[#evicted + 1] = label
+  tell('evicted', text, ARGV[3])
 end
 if foreign then
   evicted = { '', 'foreign' }
@@ -25,9 +24,11 @@ elseif form == 'alone' then
   call('DEL', LOCK, LINE)
 end
 if form == 'line' then
-  for _, member in ipairs(n > 0 and call('ZRANGE', ORDER, 0, n - 1) or {}) do
-    local token = string.match(member, '^%d+:(%x+):')
-    remove(token, take(call('HGET', LINE, token)))
+  for _, place in ipairs(n > 0 and call('ZRANGE', ORDER, 0, n - 1) or {}) do
+    local token = token_of(place)
+    local _, text = parted(call('HGET', LINE, token))
+    take(text)
+    remove(token, place, true)
   end
   settle()
 end

@@ -19,11 +19,10 @@ end
 local time = redis.call('TIME')
 -- @line
 
-open()
-if form == 'line' then
-  local known = call('HGET', LINE, ARGV[3])
-  if known then return refresh(ARGV[3], known, ARGV[4], ARGV[6]) end
+open(ARGV[3])
+if known then
+  return refresh(ARGV[3], ARGV[4], ARGV[6])
 end
-local count = form == 'alone' and 1 or call('ZCARD', ORDER)
+local count = form == 'line' and call('ZCARD', ORDER) or n
 local holder, label = first()
 return { 'out', count + (foreign and 1 or 0), 0, expired, holder, label }

@@ -1,0 +1,143 @@
+//! What a client knows of its nodes' clocks: what to suggest as a vote, and where to stand in line.
+//!
+//! A node's counter is never behind its clock, so nodes left to themselves would never give one
+//! and the same vote. A number a little ahead of their clocks, suggested to all of them, is the
+//! vote that all of them give. It also makes the rank of a claim: the same at every node, so that
+//! all nodes have one order. Neither carries any proof; a wrong clock costs an exchange, or a
+//! place in line.
+
+use std::time::Duration;
+
+use super::ballot::majority;
+use crate::clock::Moment;
+
+/// How far a hint is ahead of the clocks at least: longer than a request is on its way on one
+/// network, and so short that a counter which lost its memory is soon above it.
+const LEAD_MIN: Duration = Duration::from_millis(10);
+
+/// How far it is ahead at most, however slow the nodes answer.
+const LEAD_MAX: Duration = Duration::from_millis(250);
+
+/// A step of a clock below this is not told from a request that was long on its way.
+const STEP_MIN: Duration = Duration::from_millis(50);
+
+/// One reading of a node's clock, between two instants of our own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Reading {
+    sent: Moment,
+    received: Moment,
+    time: u64,
+}
+
+/// The nodes' clocks.
+#[derive(Debug, Clone)]
+pub struct NodeClocks {
+    readings: Vec<Option<Reading>>,
+}
+
+impl NodeClocks {
+    /// Nothing is known yet.
+    pub fn new(nodes: usize) -> Self {
+        Self { readings: vec![None; nodes] }
+    }
+
+    /// An answer showed a node's clock, in microseconds. Returns by how many microseconds the
+    /// clock jumped since the reading before, if it did: more than two clocks may drift apart in
+    /// that time, and more than the request can have been on its way.
+    pub fn read(&mut self, node: usize, time: u64, sent: Moment, received: Moment) -> Option<i64> {
+        let reading = Reading { sent, received, time };
+        let before = self.readings[node].replace(reading)?;
+        let moved = time as i64 - before.time as i64;
+        let least = micros(sent.since(before.received));
+        let most = micros(received.since(before.sent));
+        let beyond = if moved < least { moved - least } else { (moved - most).max(0) };
+        let drift = received.since(before.sent) / 50;
+        (beyond.unsigned_abs() > micros(drift.max(STEP_MIN)) as u64).then_some(beyond)
+    }
+
+    /// What a majority of the nodes' clocks have not passed at `now`, in microseconds: so one
+    /// clock that is wrong moves nobody. 0 before anything was read.
+    pub fn time_at(&self, now: Moment) -> u64 {
+        let ahead = |reading: &Reading| reading.time as i64 - nanos(reading.sent) / 1_000;
+        let mut ahead: Vec<i64> = self.readings.iter().flatten().map(ahead).collect();
+        ahead.sort_unstable();
+        let middle = majority(self.readings.len()).min(ahead.len());
+        match middle.checked_sub(1) {
+            Some(index) => u64::try_from(ahead[index] + nanos(now) / 1_000).unwrap_or(0),
+            None => 0,
+        }
+    }
+
+    /// The vote to suggest at `now`, above `known`, the highest number seen on this name: ahead
+    /// of the clocks by as long as the slowest of the last exchanges took.
+    pub fn hint(&self, now: Moment, known: u64) -> u64 {
+        let took = |reading: &Reading| reading.received.since(reading.sent);
+        let slowest = self.readings.iter().flatten().map(took).max().unwrap_or_default();
+        let lead = slowest.clamp(LEAD_MIN, LEAD_MAX);
+        (self.time_at(now) + micros(lead) as u64).max(known + 1)
+    }
+}
+
+fn nanos(at: Moment) -> i64 {
+    i64::try_from(at.as_nanos()).unwrap_or(i64::MAX)
+}
+
+fn micros(span: Duration) -> i64 {
+    i64::try_from(span.as_micros()).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HOUR: u64 = 3_600_000_000;
+
+    fn at(micros: u64) -> Moment {
+        Moment::from_nanos(1_000 * micros)
+    }
+
+    fn clocks(times: &[u64]) -> NodeClocks {
+        let mut clocks = NodeClocks::new(times.len());
+        for (node, time) in times.iter().enumerate() {
+            clocks.read(node, *time, at(1_000), at(1_400));
+        }
+        clocks
+    }
+
+    #[test]
+    fn a_hint_is_ahead_of_the_clocks_of_a_majority() {
+        let clocks = clocks(&[5_000_000, 5_000_300, 5_000_100]);
+        assert_eq!(clocks.time_at(at(1_000)), 5_000_100);
+        assert_eq!(clocks.hint(at(2_000), 0), 5_011_100);
+        assert_eq!(clocks.hint(at(2_000), 6_000_000), 6_000_001);
+    }
+
+    #[test]
+    fn one_wrong_clock_moves_nobody() {
+        for wrong in [5_000_000 + HOUR, 0] {
+            let clocks = clocks(&[5_000_000, wrong, 5_000_100]);
+            assert!(clocks.time_at(at(1_000)).abs_diff(5_000_000) <= 100, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn with_two_nodes_a_hint_is_ahead_of_both() {
+        assert_eq!(clocks(&[5_000_000, 5_700_000]).time_at(at(1_000)), 5_700_000);
+    }
+
+    #[test]
+    fn a_step_of_a_nodes_clock_is_seen_and_a_slow_answer_is_none() {
+        let mut clocks = clocks(&[5_000_000]);
+        assert_eq!(clocks.read(0, 6_000_000, at(1_001_000), at(1_001_400)), None);
+        assert_eq!(clocks.read(0, 6_900_000, at(1_101_000), at(1_901_400)), None, "slow");
+        let stepped = clocks.read(0, 7_000_000 + HOUR, at(2_001_000), at(2_001_400));
+        assert!(stepped.is_some_and(|by| by.unsigned_abs().abs_diff(HOUR) < 1_000_000));
+        let back = clocks.read(0, 8_000_000, at(3_001_000), at(3_001_400));
+        assert!(back.is_some_and(|by| by < -3_500_000_000));
+    }
+
+    #[test]
+    fn nothing_is_suggested_before_anything_is_known() {
+        assert_eq!(NodeClocks::new(3).time_at(at(1_000)), 0);
+    }
+}
