@@ -16,7 +16,9 @@ impl Lab {
     async fn new() -> Self {
         let schema = fresh_schema();
         let client = connect(format!("{}?schema={schema}", server().url())).await;
-        Self { client: client.expect("connected"), schema }
+        let client = client.expect("connected");
+        client.install().await.expect("installed");
+        Self { client, schema }
     }
 
     /// Runs statements with the functions at hand by their names.
@@ -171,6 +173,7 @@ async fn a_paused_holders_late_write_is_refused_by_its_fence() {
 
 async fn excludes(server: &Server, kind: PeerKind) {
     let client = connect(server.url()).await.expect("connected");
+    client.install().await.expect("installed");
     let name = format!("peer:{kind}");
     let mut peer = Peer::spawn(kind, &[server.url()]).await.expect("a peer");
     assert!(peer.try_lock(&name, LONG).await.expect("an answer"));

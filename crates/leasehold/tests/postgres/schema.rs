@@ -20,7 +20,10 @@ async fn ten_clients_that_start_at_once_install_one_store() {
     let tasks: Vec<_> = (0..10)
         .map(|_| {
             let url = url.clone();
-            tokio::spawn(async move { connect(&url).await })
+            tokio::spawn(async move {
+                let client = connect(&url).await?;
+                client.install().await.map(|()| client)
+            })
         })
         .collect();
     let mut clients: Vec<Client> = Vec::new();
@@ -55,8 +58,11 @@ async fn a_store_installed_by_an_administrator_is_used_with_granted_rights() {
     let (schema, role) = (fresh_schema(), "app_with_grants");
     server().sql(&format!("CREATE ROLE {role} LOGIN")).expect("made");
     let admin = format!("{}?schema={schema}", server().url());
-    let engine = LeaseTable::open(&admin).await.expect("installed");
-    // Once more by hand, as `init --print | psql` does.
+    let engine = LeaseTable::open(&admin).await.expect("connected");
+    let there = format!("SELECT to_regnamespace('{schema}') IS NULL");
+    assert_eq!(server().sql(&there).expect("an answer"), "t", "asking for it installs nothing");
+    // By hand, as `init --print | psql` does; twice is harmless.
+    server().sql(leasehold::engine::Engine::schema(&engine)).expect("installed");
     server().sql(leasehold::engine::Engine::schema(&engine)).expect("harmless");
     let url = format!("postgres://{role}@{}/postgres?schema={schema}", server().address());
     let error = refused(&url).await.to_string();
@@ -70,7 +76,7 @@ async fn a_store_installed_by_an_administrator_is_used_with_granted_rights() {
 async fn another_version_of_the_schema_is_refused_and_untouched() {
     let schema = fresh_schema();
     let url = format!("{}?schema={schema}", server().url());
-    connect(&url).await.expect("installed");
+    connect(&url).await.expect("connected").install().await.expect("installed");
     server().sql(&format!("UPDATE {schema}.store SET version = 99")).expect("updated");
     let error = refused(&url).await.to_string();
     assert!(error.contains("version 99") && error.contains("?schema="), "{error}");
@@ -87,7 +93,7 @@ async fn a_schema_that_was_dropped_and_made_anew_is_another_store() {
     server().sql(&format!("DROP SCHEMA {schema} CASCADE")).expect("dropped");
     let error = client.mutex("n").lock().await.expect_err("it is gone").to_string();
     assert!(error.contains("leasehold init"), "{error}");
-    connect(&url).await.expect("installed anew");
+    connect(&url).await.expect("connected").install().await.expect("installed anew");
     crate::support::terminate(server(), &format!("query LIKE '%\"{schema}\"%'"));
     let error = refused_until_reconnected(&client).await;
     assert!(matches!(error, Error::Replaced { .. }), "{error:?}");

@@ -229,7 +229,7 @@ mod tests {
     fn an_event_is_read_whatever_its_name_contains() {
         let holder = format!("{:032x}", 7);
         let event = read(&format!("evicted 12 {holder} 4 3 a bcme why not")).expect("an event");
-        assert_eq!(event.kind, EventKind::Evicted { reason: " why not".into() });
+        assert_eq!(event.kind, EventKind::Evicted { reason: "why not".into() });
         assert_eq!((event.name.as_str(), event.holder.label(), event.fence), ("a bc", "me ", 12));
         for odd in ["", "granted", "granted 1 x 1 1 ab", "granted 1 7 9 9 ab", "sung 1 7 1 1 ab"] {
             assert_eq!(read(odd), None, "{odd}");

@@ -60,10 +60,10 @@ struct Inner {
 }
 
 impl LeaseTable {
-    /// Connects to the database at `url` and installs the store's schema if it is not there.
+    /// Connects to the database at `url`. The first verb installs the store's schema if it is not
+    /// there, so that asking for [`schema`](Engine::schema) changes nothing.
     ///
-    /// Where the right to install is missing, this succeeds all the same, so that
-    /// [`schema`](Engine::schema) can be asked for; every verb then says which right is missing.
+    /// Where a right is missing, this succeeds all the same; every verb then says which.
     pub async fn open(url: &str) -> Result<Self> {
         let settings = Settings::parse(url)?;
         let fresh = Info {
@@ -83,10 +83,16 @@ impl LeaseTable {
             found: OnceLock::new(),
             rooms: Mutex::default(),
         });
-        match inner.room().link(&inner).await {
-            Err(error) if !schema::is_right_missing(&error) => Err(error),
-            _ => Ok(Self { inner }),
+        let link = Link::open(&inner.settings).await?;
+        match schema::find(&link, &inner.settings, &inner.statements).await {
+            Ok(Some(store_id)) => {
+                inner.know(store_id)?;
+                inner.room().keep(link);
+            }
+            Err(error) if !schema::is_right_missing(&error) => return Err(error),
+            _ => {}
         }
+        Ok(Self { inner })
     }
 }
 
@@ -109,12 +115,18 @@ impl Inner {
     /// A new connection to the same store.
     async fn open_link(&self) -> Result<Link> {
         let link = Link::open(&self.settings).await?;
-        let store_id = schema::find(&link, &self.settings, &self.statements).await?;
-        let found = self.found.get_or_init(|| Info { store_id, ..self.fresh.clone() });
-        if found.store_id != store_id {
-            return Err(Error::Replaced { store: self.settings.store.clone() });
-        }
+        let store_id = schema::find_or_install(&link, &self.settings, &self.statements).await?;
+        self.know(store_id)?;
         Ok(link)
+    }
+
+    /// Sees to it that all connections lead to one store.
+    fn know(&self, store_id: u128) -> Result<()> {
+        let found = self.found.get_or_init(|| Info { store_id, ..self.fresh.clone() });
+        match found.store_id == store_id {
+            true => Ok(()),
+            false => Err(Error::Replaced { store: self.settings.store.clone() }),
+        }
     }
 
     async fn query(

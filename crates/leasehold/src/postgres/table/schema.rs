@@ -100,17 +100,28 @@ fn install_text(schema: &str) -> &'static str {
 }
 
 /// Finds the store on a new connection, and installs it if it is not there. Returns its id.
-pub(super) async fn find(
+pub(super) async fn find_or_install(
     link: &Link,
     settings: &Settings,
     statements: &Statements,
 ) -> Result<u128> {
-    let asked = || link.ask(settings, link.client().query_typed(&statements.identity, &[]));
-    let rows = match asked().await? {
-        Err(error) if failure::is_uninstalled(&error) => {
-            install(link, settings, statements).await?;
-            asked().await?
-        }
+    if let Some(store_id) = find(link, settings, statements).await? {
+        return Ok(store_id);
+    }
+    install(link, settings, statements).await?;
+    let found = find(link, settings, statements).await?;
+    found.ok_or_else(|| failure::broken(&settings.store, "no tables after making them"))
+}
+
+/// Finds the store on a new connection; `None` if it is not installed.
+pub(super) async fn find(
+    link: &Link,
+    settings: &Settings,
+    statements: &Statements,
+) -> Result<Option<u128>> {
+    let asked = link.client().query_typed(&statements.identity, &[]);
+    let rows = match link.ask(settings, asked).await? {
+        Err(error) if failure::is_uninstalled(&error) => return Ok(None),
         answer => answer,
     };
     let rows = rows.map_err(|error| match failure::is_forbidden(&error) {
@@ -120,7 +131,8 @@ pub(super) async fn find(
     let row = one(&settings.store, rows)?;
     check(settings, row.get(0), row.get(2))?;
     let id: Option<[u8; 16]> = row.get::<_, &[u8]>(1).try_into().ok();
-    id.map(u128::from_be_bytes).ok_or_else(|| failure::broken(&settings.store, "an odd store id"))
+    let id = id.ok_or_else(|| failure::broken(&settings.store, "an odd store id"))?;
+    Ok(Some(u128::from_be_bytes(id)))
 }
 
 fn check(settings: &Settings, version: i32, encoding: &str) -> Result<()> {
