@@ -81,6 +81,9 @@ async fn dispatch(cli: Cli) -> Outcome {
         Command::Watch(watch) => watch::watch(watch, open).await,
         Command::ForceRelease(order) => admin::force_release(order, open).await,
         Command::Doctor => doctor::doctor(&open().await?).await,
+        Command::Init(init) if init.print => {
+            admin::init(&store::open_to_look(&globals, prefix).await?, &init).await
+        }
         Command::Init(init) => admin::init(&open().await?, &init).await,
         Command::Completions(completions) => completions::print(&completions),
     }

@@ -39,7 +39,28 @@ pub(crate) struct Store {
 
 /// Connects to the store that was asked for.
 pub(crate) async fn open(globals: &Globals, store_prefix: Option<&str>) -> Result<Store, Failure> {
-    let url = find_url(globals)?;
+    open_at(globals, store_prefix, find_url(globals)?).await
+}
+
+/// The same without installing anything there.
+pub(crate) async fn open_to_look(
+    globals: &Globals,
+    store_prefix: Option<&str>,
+) -> Result<Store, Failure> {
+    let url = find_url(globals)?.map(|url| match url.starts_with("postgres") {
+        true if url.contains("install=") => url,
+        true if url.contains('?') => format!("{url}&install=no"),
+        true => format!("{url}?install=no"),
+        false => url,
+    });
+    open_at(globals, store_prefix, url).await
+}
+
+async fn open_at(
+    globals: &Globals,
+    store_prefix: Option<&str>,
+    url: Option<String>,
+) -> Result<Store, Failure> {
     if store_prefix.is_some() {
         return Err(refuse_prefix(url.as_deref()));
     }

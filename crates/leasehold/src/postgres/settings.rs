@@ -20,7 +20,7 @@ use super::tls::Tls;
 const PORT: u16 = 5432;
 const EXAMPLES: [&str; 2] =
     ["postgres://user@host/database", "postgres:///database?host=/var/run/postgresql"];
-const KNOWN: &str = "`schema`, `sslmode`, `sslrootcert`, `sslcert`, `sslkey`, `passfile`, `host`, \
+const KNOWN: &str = "`schema`, `install`, `sslmode`, `sslrootcert`, `sslcert`, `sslkey`, `passfile`, `host`, \
                      `connections`, `connect_timeout_ms` and `timeout_ms`";
 
 /// The folder of a local server's socket where nothing else is said, as Debian has it.
@@ -47,6 +47,8 @@ pub(super) struct Settings {
     /// The address without secrets, for messages.
     pub(super) store: String,
     pub(super) schema: String,
+    /// Whether a store that is not there is installed without being asked to.
+    pub(super) install: bool,
     pub(super) connections: usize,
     pub(super) connect_limit: Duration,
     pub(super) exchange_limit: Duration,
@@ -66,6 +68,7 @@ impl Settings {
         let local = address.hosts.iter().all(is_local);
         let tls = take_tls(&mut address.options, local)?;
         let schema = take_schema(&mut address.options)?;
+        let install = address.options.flag("install")?.unwrap_or(true);
         let connections = address.options.number("connections")?.unwrap_or(CONNECTIONS);
         if !(1..=CONNECTIONS_MAX).contains(&connections) {
             return Err(bad("connections", "takes a number from 1 to 64"));
@@ -100,7 +103,16 @@ impl Settings {
         let store = store(&address, &database, &schema);
         address.options.finish(KNOWN)?;
         let connections = connections as usize;
-        Ok(Settings { config, tls, store, schema, connections, connect_limit, exchange_limit })
+        Ok(Settings {
+            config,
+            tls,
+            store,
+            schema,
+            install,
+            connections,
+            connect_limit,
+            exchange_limit,
+        })
     }
 }
 

@@ -57,7 +57,7 @@ async fn a_missing_right_is_answered_with_the_statement_that_gives_it() {
 async fn a_store_installed_by_an_administrator_is_used_with_granted_rights() {
     let (schema, role) = (fresh_schema(), "app_with_grants");
     server().sql(&format!("CREATE ROLE {role} LOGIN")).expect("made");
-    let admin = format!("{}?schema={schema}", server().url());
+    let admin = format!("{}?schema={schema}&install=no", server().url());
     let engine = LeaseTable::open(&admin).await.expect("connected");
     let there = format!("SELECT to_regnamespace('{schema}') IS NULL");
     assert_eq!(server().sql(&there).expect("an answer"), "t", "asking for it installs nothing");

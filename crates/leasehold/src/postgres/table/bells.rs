@@ -32,7 +32,7 @@ use super::schema::Statements;
 /// How often somebody asks who waits and hears nothing, less a random part.
 pub(super) const POLL_EVERY: Duration = Duration::from_millis(500);
 
-/// How long the bell of the trial may take.
+/// How long the bell of the trial may take once it was rung.
 const TRIAL_LIMIT: Duration = Duration::from_secs(2);
 
 /// How often a silent connection is asked whether it is still there. Middleboxes forget idle
@@ -248,13 +248,18 @@ impl Heard {
             let arguments: [_; 2] = [(&channel as _, Type::TEXT), (&payload as _, Type::TEXT)];
             inner.query("SELECT pg_notify($1, $2)", &arguments).await
         });
-        let mut sent = false;
+        // The statement may wait behind many others; the limit counts from its answer on.
         let mut limit = pin!(tokio::time::sleep(TRIAL_LIMIT));
+        let mut sent = false;
         while !self.tried {
             tokio::select! {
                 message = self.messages.next() => self.hear(message)?,
-                answer = &mut rung, if !sent => { answer?; sent = true; }
-                () = &mut limit => return Ok(false),
+                answer = &mut rung, if !sent => {
+                    answer?;
+                    sent = true;
+                    limit.as_mut().reset(tokio::time::Instant::now() + TRIAL_LIMIT);
+                }
+                () = &mut limit, if sent => return Ok(false),
             }
         }
         Ok(true)

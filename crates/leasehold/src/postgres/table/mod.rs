@@ -60,10 +60,11 @@ struct Inner {
 }
 
 impl LeaseTable {
-    /// Connects to the database at `url`. The first verb installs the store's schema if it is not
-    /// there, so that asking for [`schema`](Engine::schema) changes nothing.
+    /// Connects to the database at `url`, and installs the store's schema if it is not there and
+    /// the URL does not say `install=no`.
     ///
-    /// Where a right is missing, this succeeds all the same; every verb then says which.
+    /// Where it is not there, or a right is missing, this succeeds all the same, so that
+    /// [`schema`](Engine::schema) can be asked for; every verb then says what is missing.
     pub async fn open(url: &str) -> Result<Self> {
         let settings = Settings::parse(url)?;
         let fresh = Info {
@@ -83,16 +84,17 @@ impl LeaseTable {
             found: OnceLock::new(),
             rooms: Mutex::default(),
         });
-        let link = Link::open(&inner.settings).await?;
-        match schema::find(&link, &inner.settings, &inner.statements).await {
-            Ok(Some(store_id)) => {
-                inner.know(store_id)?;
-                inner.room().keep(link);
-            }
-            Err(error) if !schema::is_right_missing(&error) => return Err(error),
-            _ => {}
+        let found = if inner.settings.install {
+            inner.room().link(&inner).await.map(|_link| ())
+        } else {
+            let link = Link::open(&inner.settings).await?;
+            let found = schema::find(&link, &inner.settings, &inner.statements).await;
+            found.and_then(|store_id| store_id.map_or(Ok(()), |store_id| inner.know(store_id)))
+        };
+        match found {
+            Err(error) if !schema::is_right_missing(&error) => Err(error),
+            _ => Ok(Self { inner }),
         }
-        Ok(Self { inner })
     }
 }
 
@@ -312,8 +314,12 @@ impl Engine for LeaseTable {
     }
 
     async fn install(&self) -> Result<()> {
-        // A connection is only handed out when the store is there.
-        self.inner.room().link(&self.inner).await.map(|_link| ())
+        let inner = &self.inner;
+        let link = Link::open(&inner.settings).await?;
+        if let Some(store_id) = schema::find(&link, &inner.settings, &inner.statements).await? {
+            return inner.know(store_id);
+        }
+        schema::install(&link, &inner.settings, &inner.statements).await
     }
 
     fn schema(&self) -> &'static str {

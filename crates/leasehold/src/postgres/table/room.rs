@@ -56,11 +56,6 @@ impl Room {
         }
     }
 
-    /// Takes in a connection that was made already.
-    pub(super) fn keep(&self, link: Link) {
-        self.links().push(Arc::new(link));
-    }
-
     /// Whether its runtime, or everything in it, has ended.
     pub(super) fn is_over(&self) -> bool {
         self.links().iter().all(|link| !link.is_usable())

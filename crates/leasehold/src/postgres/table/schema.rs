@@ -100,6 +100,8 @@ fn install_text(schema: &str) -> &'static str {
 }
 
 /// Finds the store on a new connection, and installs it if it is not there. Returns its id.
+///
+/// Not where the settings rule that out; asking for it by name does it all the same.
 pub(super) async fn find_or_install(
     link: &Link,
     settings: &Settings,
@@ -107,6 +109,10 @@ pub(super) async fn find_or_install(
 ) -> Result<u128> {
     if let Some(store_id) = find(link, settings, statements).await? {
         return Ok(store_id);
+    }
+    if !settings.install {
+        let cause = "it is not installed; run `leasehold init`".to_owned();
+        return Err(Error::Store { store: settings.store.clone(), cause, transient: false });
     }
     install(link, settings, statements).await?;
     let found = find(link, settings, statements).await?;
