@@ -262,7 +262,7 @@ impl Asking<'_> {
         let kept = inner.leases.term(span).obtain(&inner.links, span).await?;
         let mut record = self.record(found.created, found.modified, found.lease);
         if found.lease != kept.id {
-            match inner.rehang(&record, kept.id).await? {
+            match self.rehang(&record, kept.id).await? {
                 Some(modified) => (record.modified, record.lease) = (modified, kept.id),
                 None => return Ok(Round::Again),
             }
@@ -285,12 +285,17 @@ impl Asking<'_> {
         let same_ttl = known.is_none_or(|known| known.detail.ttl == self.claim.ttl);
         let mut modified = found.modified;
         if found.lease != lease.id || !same_ttl {
-            match self.inner.rehang(&record, lease.id).await? {
+            match self.rehang(&record, lease.id).await? {
                 Some(written) => modified = written,
                 None => return Ok(Round::Again),
             }
         }
         Ok(Round::Done(self.held((found.created, modified), lease, sent)))
+    }
+
+    async fn rehang(&self, record: &Record, lease: i64) -> Result<Option<i64>> {
+        let written = self.inner.rehang(record, lease).await;
+        written.map_err(|status| self.inner.links.translate(&status))
     }
 
     fn held(&self, (created, modified): (i64, i64), lease: Granted, sent: Moment) -> Standing {
@@ -321,12 +326,11 @@ impl Asking<'_> {
 impl Inner {
     /// Puts a claim on another lease, and its present ttl into its value, if it is still there.
     /// Returns the revision of that.
-    pub(super) async fn rehang(&self, record: &Record, lease: i64) -> Result<Option<i64>> {
+    pub(super) async fn rehang(&self, record: &Record, lease: i64) -> Result<Option<i64>, Status> {
         let compare = vec![Compare::created(&record.key, record.created)];
         let success = vec![put(&record.key, &record.detail.encode(), lease)];
         let request = TxnRequest { compare, success, failure: Vec::new() };
-        let answer = self.links.txn(&request).await;
-        let answer = answer.map_err(|status| self.links.translate(&status))?;
+        let answer = self.links.txn(&request).await?;
         Ok(answer.succeeded.then(|| answer.revision()))
     }
 }

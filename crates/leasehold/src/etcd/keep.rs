@@ -16,6 +16,7 @@ use super::Inner;
 use super::ask::{RETRY_IN, fence};
 use super::book::Record;
 use super::detail::Detail;
+use super::failure;
 use super::leases::Granted;
 use super::lineup::{self, Ahead, Lineup, first_with_value, holds, modes, read_many};
 use super::wire::{RangeRequest, RangeResponse, RequestOp};
@@ -180,20 +181,30 @@ async fn one(
             stand_again(inner, renewal, &record, &ahead, line.revision);
         }
     }
-    let span = if record.held { renewal.ttl } else { renewal.patience };
-    let lease = match kept.get(&span) {
+    let mut span = if record.held { renewal.ttl } else { renewal.patience };
+    let mut lease = match kept.get(&span) {
         Some(lease) => *lease,
         None => inner.leases.term(span).obtain(&inner.links, span).await?,
     };
     let told = record.detail.ttl == renewal.ttl;
     if record.lease != lease.id || !told {
         record.detail.ttl = renewal.ttl;
-        match inner.rehang(&record, lease.id).await? {
-            Some(modified) => (record.modified, record.lease) = (modified, lease.id),
-            None => {
+        match inner.rehang(&record, lease.id).await {
+            Ok(Some(modified)) => (record.modified, record.lease) = (modified, lease.id),
+            Ok(None) => {
                 inner.book.remove(&token);
                 return out(inner, &record.name).await;
             }
+            // A full store writes nothing, but keeps what there is: where the claim is, it lives
+            // for as long as a waiting one.
+            Err(status) if failure::is_out_of_space(&status) => {
+                span = renewal.patience.min(renewal.ttl);
+                lease = inner.leases.term(span).obtain(&inner.links, span).await?;
+                if lease.id != record.lease {
+                    return Err(inner.links.translate(&status));
+                }
+            }
+            Err(status) => return Err(inner.links.translate(&status)),
         }
     }
     record.until = SystemClock.now() + span;

@@ -129,5 +129,5 @@ async fn a_long_line_is_served_in_order_and_joined_with_bounded_reads() {
     let mut writer = Waiter::start(one.claim("readers").ttl(LONG));
     until_waiting(&one, "readers", 1).await;
     drop(readers);
-    writer.granted().await;
+    drop(writer.granted().await);
 }

@@ -104,7 +104,7 @@ async fn names_with_slashes_are_the_same_lock_for_etcdctl() {
         assert!(waited.is_none(), "`a` is held");
         lease.release().await.expect("an answer");
         theirs.terminate().expect("it runs");
-        soon("our turn", client.mutex(name).lock()).await.expect("a lease");
+        drop(soon("our turn", client.mutex(name).lock()).await.expect("a lease"));
     }
 }
 
