@@ -3,11 +3,11 @@
 //!
 //! Also what a client does about its own claims that nobody renewed, and taking a name by force.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::claim::{ClaimKey, Holder, Released, Token};
+use crate::claim::{ClaimKey, Holder, Mode, Released, Token};
 use crate::clock::{Clock, Moment, SystemClock};
 use crate::engine::{Counts, Eviction};
 use crate::error::{Error, Result};
@@ -26,10 +26,20 @@ use super::{failure, feed};
 const BATCH_MAX: usize = 32;
 /// How often an eviction is tried when its line changes under it.
 const ROUNDS_MAX: usize = 8;
+/// A revision at which no key was created.
+const NEVER_CREATED: i64 = i64::MAX;
 /// The pause before a claim that could not be removed is tried again.
 const AGAIN: Duration = Duration::from_secs(1);
 
+/// What became of one claim.
+enum Outcome {
+    Told(Released),
+    /// It is there, but not the one that was meant: it was created then.
+    CreatedAt(i64),
+}
+
 /// A claim that is to leave: its key and the revision it was created at.
+#[derive(Clone)]
 struct Leaving<'a> {
     index: usize,
     name: &'a Name,
@@ -41,7 +51,14 @@ pub(super) async fn release(inner: &Inner, keys: &[ClaimKey]) -> Result<Vec<Rele
     let mut released = vec![Released::AlreadyExpired; keys.len()];
     let mut leaving = Vec::with_capacity(keys.len());
     let mut lines: HashMap<&Name, lineup::Lineup> = HashMap::new();
-    for (index, ClaimKey { name, token }) in keys.iter().enumerate() {
+    let mut seen = HashSet::with_capacity(keys.len());
+    for (index, claim @ ClaimKey { name, token }) in keys.iter().enumerate() {
+        if !seen.insert(claim) {
+            // etcd compares before it removes anything, so the second of two would find itself.
+            let key = inner.layout.key(name, token, Mode::Exclusive);
+            leaving.push(Leaving { index, name, key, created: NEVER_CREATED });
+            continue;
+        }
         if let Some(record) = inner.book.get(token).filter(|record| record.name == *name) {
             leaving.push(Leaving { index, name, key: record.key, created: record.created });
             continue;
@@ -50,24 +67,29 @@ pub(super) async fn release(inner: &Inner, keys: &[ClaimKey]) -> Result<Vec<Rele
         if !lines.contains_key(name) {
             lines.insert(name, lineup::read_all(inner, name).await?);
         }
-        match lines.get(name).and_then(|line| line.own(token)) {
-            Some(Entry { key, created, .. }) => {
-                leaving.push(Leaving { index, name, key: key.clone(), created: *created });
-            }
-            None => {
-                let holder = match lines.get(name) {
-                    Some(line) => inner.holder_of_first(name, line).await?,
-                    None => None,
-                };
-                released[index] = holder.map_or(Released::AlreadyExpired, Released::TakenBy);
-            }
-        }
+        let own = lines.get(name).and_then(|line| line.own(token));
+        // One that is not there is asked for all the same: in its turn, who holds is told.
+        let (key, created) = match own {
+            Some(Entry { key, created, .. }) => (key.clone(), *created),
+            None => (inner.layout.key(name, token, Mode::Exclusive), NEVER_CREATED),
+        };
+        leaving.push(Leaving { index, name, key, created });
     }
-    for batch in leaving.chunks(BATCH_MAX) {
-        let answer = remove(inner, keys, batch).await?;
-        for (leaving, outcome) in batch.iter().zip(outcomes(inner, batch, answer)?) {
-            released[leaving.index] = outcome;
+    while !leaving.is_empty() {
+        let mut again = Vec::new();
+        for batch in leaving.chunks(BATCH_MAX) {
+            let answer = remove(inner, keys, batch).await?;
+            for (leaving, outcome) in batch.iter().zip(outcomes(inner, batch, answer)?) {
+                match outcome {
+                    Outcome::Told(outcome) => released[leaving.index] = outcome,
+                    // It left and came back since this client last heard of it.
+                    Outcome::CreatedAt(created) => {
+                        again.push(Leaving { created, ..leaving.clone() })
+                    }
+                }
+            }
         }
+        leaving = again;
     }
     for ClaimKey { name, token } in keys {
         inner.book.remove(token);
@@ -82,7 +104,8 @@ async fn remove(inner: &Inner, keys: &[ClaimKey], batch: &[Leaving<'_>]) -> Resu
         .map(|leaving| {
             let compare = vec![Compare::created(&leaving.key, leaving.created)];
             let success = vec![delete(&leaving.key)];
-            let failure = vec![first_with_value(&inner.layout, leaving.name).op()];
+            let first = first_with_value(&inner.layout, leaving.name).op();
+            let failure = vec![first, RangeRequest::one(&leaving.key).without_values().op()];
             TxnRequest { compare, success, failure }.op()
         })
         .collect();
@@ -104,17 +127,22 @@ async fn remove(inner: &Inner, keys: &[ClaimKey], batch: &[Leaving<'_>]) -> Resu
     }
 }
 
-fn outcomes(inner: &Inner, batch: &[Leaving<'_>], answer: TxnResponse) -> Result<Vec<Released>> {
+fn outcomes(inner: &Inner, batch: &[Leaving<'_>], answer: TxnResponse) -> Result<Vec<Outcome>> {
     let mut outcomes = Vec::with_capacity(batch.len());
     for (leaving, response) in batch.iter().zip(answer.responses) {
         let Some(Done::Txn(one)) = response.done else { return Err(inner.odd()) };
         if one.succeeded {
-            outcomes.push(Released::Released);
+            outcomes.push(Outcome::Told(Released::Released));
             continue;
         }
-        let first = one.ranges().next().unwrap_or_default();
-        let holder = inner.first_holder(leaving.name, &first);
-        outcomes.push(holder.map_or(Released::AlreadyExpired, Released::TakenBy));
+        let mut ranges = one.ranges();
+        let (first, own) = (ranges.next().unwrap_or_default(), ranges.next().unwrap_or_default());
+        let own = own.kvs.first().filter(|_| leaving.created != NEVER_CREATED);
+        outcomes.push(match (own, inner.first_holder(leaving.name, &first)) {
+            (Some(own), _) => Outcome::CreatedAt(own.create_revision),
+            (None, Some(holder)) => Outcome::Told(Released::TakenBy(holder)),
+            (None, None) => Outcome::Told(Released::AlreadyExpired),
+        });
     }
     match outcomes.len() == batch.len() {
         true => Ok(outcomes),
