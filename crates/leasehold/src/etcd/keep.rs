@@ -163,18 +163,27 @@ async fn one(
         Some(Some(look)) if look.created == record.created => {
             (record.modified, record.lease, record.unseen) = (look.modified, look.lease, 0);
         }
-        Some(_) => {
+        Some(look) => {
+            // Gone; or gone and back, by another client that has its token.
             inner.book.remove(&token);
-            inner.queue.forget(&record.name, &token);
-            return out(inner, &record.name).await;
+            let found = if look.is_some() { find(inner, renewal).await? } else { None };
+            match found {
+                Some(found) => record = found,
+                None => {
+                    inner.queue.forget(&record.name, &token);
+                    return out(inner, &record.name).await;
+                }
+            }
         }
         None => record.unseen = record.unseen.saturating_add(1),
     }
     let mut count = 0;
     if !record.held {
-        let unknown = Lineup::default();
-        let line = line.unwrap_or(&unknown);
-        let ahead = inner.ahead(line, &record.name, record.mode, record.created).await?;
+        let line = match line {
+            Some(line) => line.clone(),
+            None => lineup::read_all(inner, &record.name).await?,
+        };
+        let ahead = inner.ahead(&line, &record.name, record.mode, record.created).await?;
         record.held = ahead.whole && holds(modes(&ahead.entries), record.mode);
         count = ahead.count;
         if !record.held {

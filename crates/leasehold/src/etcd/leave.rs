@@ -24,7 +24,7 @@ use super::{failure, feed};
 
 /// Claims in one transaction: a quarter of what a server allows, because each has a read beside it.
 const BATCH_MAX: usize = 32;
-/// How often an eviction is tried when its line changes under it.
+/// How often something is tried when the line changes under it.
 const ROUNDS_MAX: usize = 8;
 /// A revision at which no key was created.
 const NEVER_CREATED: i64 = i64::MAX;
@@ -39,7 +39,6 @@ enum Outcome {
 }
 
 /// A claim that is to leave: its key and the revision it was created at.
-#[derive(Clone)]
 struct Leaving<'a> {
     index: usize,
     name: &'a Name,
@@ -75,21 +74,25 @@ pub(super) async fn release(inner: &Inner, keys: &[ClaimKey]) -> Result<Vec<Rele
         };
         leaving.push(Leaving { index, name, key, created });
     }
-    while !leaving.is_empty() {
-        let mut again = Vec::new();
-        for batch in leaving.chunks(BATCH_MAX) {
+    for batch in leaving.chunks_mut(BATCH_MAX) {
+        for _ in 0..ROUNDS_MAX {
             let answer = remove(inner, keys, batch).await?;
-            for (leaving, outcome) in batch.iter().zip(outcomes(inner, batch, answer)?) {
+            let outcomes = outcomes(inner, batch, answer)?;
+            let mut moved = false;
+            for (leaving, outcome) in batch.iter_mut().zip(outcomes) {
                 match outcome {
-                    Outcome::Told(outcome) => released[leaving.index] = outcome,
-                    // It left and came back since this client last heard of it.
-                    Outcome::CreatedAt(created) => {
-                        again.push(Leaving { created, ..leaving.clone() })
+                    Outcome::Told(outcome) if released[leaving.index] != Released::Released => {
+                        released[leaving.index] = outcome;
                     }
+                    Outcome::Told(_) => {}
+                    // It left and came back since this client last heard of it.
+                    Outcome::CreatedAt(created) => (leaving.created, moved) = (created, true),
                 }
             }
+            if !moved {
+                break;
+            }
         }
-        leaving = again;
     }
     for ClaimKey { name, token } in keys {
         inner.book.remove(token);
