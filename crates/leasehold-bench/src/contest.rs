@@ -68,7 +68,9 @@ pub(crate) struct Contest {
     pub(crate) way: Way,
     /// The store's URL, or the file's path.
     pub(crate) target: String,
+    /// Processes, and tasks in each of them.
     pub(crate) workers: usize,
+    pub(crate) tasks: usize,
     /// How long each one keeps the lock, busily.
     pub(crate) hold: Duration,
     pub(crate) window: Duration,
@@ -86,7 +88,8 @@ impl Contest {
     /// Starts the workers, lets them contend for the window, and collects what they saw.
     pub(crate) fn round(&self) -> Result<Round> {
         let hold_ns = self.hold.as_nanos().to_string();
-        let arguments = ["contend", self.way.word(), &self.target, &hold_ns];
+        let tasks = self.tasks.to_string();
+        let arguments = ["contend", self.way.word(), &self.target, &hold_ns, &tasks];
         let mut workers = Vec::new();
         for _ in 0..self.workers {
             workers.push(Worker::start(&arguments)?);
@@ -105,22 +108,24 @@ impl Contest {
             let (first, rest) = text.split_once('\n').ok_or("a worker found nothing")?;
             cpu += first.parse::<u64>()?;
             for line in rest.lines() {
-                grants.push(grant(number, line)?);
+                grants.push(grant(number * self.tasks, line)?);
             }
         }
         let window = stop - start;
-        let hand_offs = HandOffs::of(grants, self.workers, window);
+        let hand_offs = HandOffs::of(grants, self.workers * self.tasks, window);
         Ok(Round { hand_offs, cores: cpu as f64 / window as f64 })
     }
 }
 
-fn grant(worker: usize, line: &str) -> Result<Grant> {
+/// Reads what a worker wrote; `first` is the number of its first task.
+fn grant(first: usize, line: &str) -> Result<Grant> {
     let numbers: std::result::Result<Vec<u64>, _> = line.split(' ').map(str::parse).collect();
     let numbers = numbers?;
-    let [order, queued, granted, released] = numbers[..] else {
+    let [task, order, queued, granted, released] = numbers[..] else {
         return Err(format!("a worker wrote `{line}`").into());
     };
     let queued = (queued > 0).then_some(queued);
+    let worker = first + task as usize;
     Ok(Grant { worker, order, queued, granted, released })
 }
 
@@ -130,9 +135,9 @@ mod tests {
 
     #[test]
     fn grants_are_read_as_workers_write_them() {
-        let read = grant(3, "17 0 200 300").unwrap();
+        let read = grant(2, "1 17 0 200 300").unwrap();
         let (queued, granted, released) = (None, 200, 300);
         assert_eq!(read, Grant { worker: 3, order: 17, queued, granted, released });
-        assert!(grant(3, "17 0 200").is_err());
+        assert!(grant(3, "0 17 0 200").is_err());
     }
 }

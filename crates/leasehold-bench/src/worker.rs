@@ -3,13 +3,13 @@
 //! A worker speaks over its standard input and output: `ready`, then orders, then what it saw.
 //! Nothing is written while it measures. Starting workers and reading them is in `contest.rs`.
 
+use std::cell::Cell;
 use std::fmt::Write as _;
 use std::fs::File;
 use std::io::{self, BufRead, Write};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use futures_util::StreamExt;
 use leasehold::observe::{Measure, Observer};
 use leasehold::{Client, Lease, Mutex};
 use rustix::fs::FlockOperation;
@@ -29,7 +29,7 @@ const POLL_EVERY: Duration = Duration::from_millis(10);
 
 /// Room for the grants of one round, so that the list does not grow while it is measured. Holding
 /// takes microseconds and a round less than a second, so it is never full.
-const GRANTS_ROOM: usize = 100_000;
+const GRANTS_ROOM: usize = 20_000;
 
 /// How a worker gets the lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,9 +58,12 @@ impl Way {
 pub(crate) fn run(arguments: &[String]) -> Result<()> {
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match words[..] {
-        ["contend", way, target, hold_ns] => {
-            contend(way_of(way)?, target, Duration::from_nanos(hold_ns.parse()?))
+        ["contend", way, target, hold_ns, tasks] => {
+            let hold = Duration::from_nanos(hold_ns.parse()?);
+            contend(way_of(way)?, target, hold, tasks.parse()?)
         }
+        ["queue", url, tasks] => queue(url, tasks.parse()?),
+        ["subscribe", url, channel] => subscribe(url, channel),
         ["wait", way, target] => wait(way_of(way)?, target),
         ["keep", url, count, seconds] => {
             keep(url, count.parse()?, Duration::from_secs(seconds.parse()?))
@@ -78,21 +81,27 @@ fn runtime() -> Result<Runtime> {
     Ok(tokio::runtime::Builder::new_current_thread().enable_all().build()?)
 }
 
-/// Remembers when the claim of this process came into the line.
-#[derive(Debug, Clone, Default)]
-struct Queued(Arc<AtomicU64>);
+tokio::task_local! {
+    /// When the claim of this task came into the line.
+    static QUEUED: Cell<u64>;
+}
+
+/// Remembers when a task's claim came into the line.
+#[derive(Debug)]
+struct Queued;
 
 impl Observer for Queued {
     fn observe(&self, measure: &Measure<'_>) {
         if matches!(measure, Measure::WaitBegan { .. }) {
-            self.0.store(now(), Ordering::Relaxed);
+            // Called by the task that waits; whoever else calls does not count.
+            let _elsewhere = QUEUED.try_with(|queued| queued.set(now()));
         }
     }
 }
 
 /// A lock, however it is got.
 enum Lock {
-    Store { mutex: Mutex, poll: bool, queued: Queued },
+    Store { mutex: Mutex, poll: bool },
     File(File),
 }
 
@@ -107,20 +116,19 @@ impl Lock {
         if way == Way::Flock {
             return Ok(Lock::File(File::create(target)?));
         }
-        let queued = Queued::default();
-        let client = Client::builder().observer(queued.clone()).connect(target).await?;
-        Ok(Lock::Store { mutex: client.mutex(NAME), poll: way == Way::Poll, queued })
+        let client = Client::builder().observer(Queued).connect(target).await?;
+        Ok(Lock::Store { mutex: client.mutex(NAME), poll: way == Way::Poll })
     }
 
     /// Waits for the lock; also says since when it knew that it has to wait.
     async fn take(&self) -> Result<(Held, Option<u64>)> {
         match self {
-            Lock::Store { mutex, poll: false, queued } => {
+            Lock::Store { mutex, poll: false } => {
                 let lease = mutex.lock().await?;
-                let queued = queued.0.swap(0, Ordering::Relaxed);
+                let queued = QUEUED.with(Cell::take);
                 Ok((Held::Lease(lease), (queued > 0).then_some(queued)))
             }
-            Lock::Store { mutex, poll: true, .. } => {
+            Lock::Store { mutex, poll: true } => {
                 let mut queued = None;
                 loop {
                     if let Some(lease) = mutex.try_lock().await? {
@@ -151,34 +159,84 @@ impl Lock {
     }
 }
 
-/// Takes the lock again and again between two instants that the parent names.
-fn contend(way: Way, target: &str, hold: Duration) -> Result<()> {
+/// Takes the lock again and again between two instants that the parent names, in so many tasks
+/// of one thread.
+fn contend(way: Way, target: &str, hold: Duration, tasks: usize) -> Result<()> {
     runtime()?.block_on(async {
         let lock = Lock::open(way, target).await?;
-        let mut seen: Vec<[u64; 4]> = Vec::with_capacity(GRANTS_ROOM);
         let (start, stop) = rendezvous()?;
         std::thread::sleep(Duration::from_nanos(start.saturating_sub(now())));
         let cpu = own_cpu();
-        while now() < stop {
-            let (held, queued) = lock.take().await?;
-            let granted = now();
-            let order = match &held {
-                Held::Lease(lease) => lease.fence(),
-                Held::File => granted,
-            };
-            let until = granted + hold.as_nanos() as u64;
-            while now() < until {
-                std::hint::spin_loop();
-            }
-            let released = now();
-            lock.give_back(held).await?;
-            if granted < stop {
-                seen.push([order, queued.unwrap_or(0), granted, released.min(stop)]);
+        let contending =
+            (0..tasks).map(|_| QUEUED.scope(Cell::default(), grants(&lock, hold, stop)));
+        let seen = futures_util::future::try_join_all(contending).await?;
+        let mut text = format!("{}\n", (own_cpu() - cpu).as_nanos());
+        for (task, seen) in seen.into_iter().enumerate() {
+            for [order, queued, granted, released] in seen {
+                writeln!(text, "{task} {order} {queued} {granted} {released}")?;
             }
         }
-        let mut text = format!("{}\n", (own_cpu() - cpu).as_nanos());
-        for [order, queued, granted, released] in seen {
-            writeln!(text, "{order} {queued} {granted} {released}")?;
+        io::stdout().write_all(text.as_bytes())?;
+        Ok(())
+    })
+}
+
+/// What one task saw until `stop`: order, queued, granted, released of each grant.
+async fn grants(lock: &Lock, hold: Duration, stop: u64) -> Result<Vec<[u64; 4]>> {
+    let mut seen = Vec::with_capacity(GRANTS_ROOM);
+    while now() < stop {
+        let (held, queued) = lock.take().await?;
+        let granted = now();
+        let order = match &held {
+            Held::Lease(lease) => lease.fence(),
+            Held::File => granted,
+        };
+        let until = granted + hold.as_nanos() as u64;
+        while now() < until {
+            std::hint::spin_loop();
+        }
+        let released = now();
+        lock.give_back(held).await?;
+        if granted < stop {
+            seen.push([order, queued.unwrap_or(0), granted, released.min(stop)]);
+        }
+    }
+    Ok(seen)
+}
+
+/// Takes the lock once in each of so many tasks, gives it back at once, and prints when the last
+/// of them had it.
+fn queue(url: &str, tasks: usize) -> Result<()> {
+    runtime()?.block_on(async {
+        let client = leasehold::connect(url).await?;
+        let mutex = client.mutex(NAME);
+        println!("ready");
+        let once = || async {
+            let lease = mutex.lock().await?;
+            let granted = now();
+            lease.release().await?;
+            Ok::<u64, leasehold::Error>(granted)
+        };
+        let granted = futures_util::future::try_join_all((0..tasks).map(|_| once())).await?;
+        println!("{}", granted.into_iter().max().unwrap_or(0));
+        Ok(())
+    })
+}
+
+/// Listens on a channel until the message `end`, and prints when each of the others came.
+fn subscribe(url: &str, channel: &str) -> Result<()> {
+    runtime()?.block_on(async {
+        let mut subscription = redis::Client::open(url)?.get_async_pubsub().await?;
+        subscription.subscribe(channel).await?;
+        println!("ready");
+        let mut messages = subscription.into_on_message();
+        let mut text = String::new();
+        while let Some(message) = messages.next().await {
+            let came = now();
+            if message.get_payload_bytes() == b"end" {
+                break;
+            }
+            writeln!(text, "{came}")?;
         }
         io::stdout().write_all(text.as_bytes())?;
         Ok(())
@@ -199,7 +257,7 @@ fn wait(way: Way, target: &str) -> Result<()> {
     runtime()?.block_on(async {
         let lock = Lock::open(way, target).await?;
         println!("ready");
-        let (held, _) = lock.take().await?;
+        let (held, _) = QUEUED.scope(Cell::default(), lock.take()).await?;
         lock.give_back(held).await
     })
 }

@@ -244,6 +244,16 @@ pub enum Config {
         /// What to do.
         advice: &'static str,
     },
+    /// The store does not let this user in, or not do what is needed.
+    #[error("the store `{store}` refuses this user: {reason}; {advice}")]
+    Denied {
+        /// The store, without credentials.
+        store: String,
+        /// What it said.
+        reason: String,
+        /// What to do.
+        advice: &'static str,
+    },
     /// The store cannot do what was asked.
     #[error("{engine} cannot {what}; {advice}")]
     Unsupported {

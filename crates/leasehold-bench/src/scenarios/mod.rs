@@ -7,6 +7,9 @@ mod command_start;
 mod hand_off_table;
 mod memory_handoff;
 mod memory_pair;
+mod redis_handoff;
+mod redis_line;
+mod redis_pair;
 mod sqlite_handoff;
 mod sqlite_idle_waiters;
 mod sqlite_pair;
@@ -67,6 +70,17 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
         about: "what processes cost that only wait",
         run: sqlite_idle_waiters::run,
     },
+    Scenario {
+        name: "redis_pair",
+        about: "lock and give back in Redis, nobody else wants the name",
+        run: redis_pair::run,
+    },
+    Scenario {
+        name: "redis_handoff",
+        about: "from one process to the next through Redis",
+        run: redis_handoff::run,
+    },
+    Scenario { name: "redis_line", about: "what a long line costs", run: redis_line::run },
     Scenario {
         name: "command_start",
         about: "a command under a lock, start-up included",

@@ -27,7 +27,7 @@ pub(crate) fn run(setting: &Setting, progress: &mut Progress) -> Result<Report> 
     for hold in HOLDS {
         for workers in WORKERS {
             let target = setting.scratch.sqlite("handoff.db");
-            let line = Contest { way: Way::Line, target, workers, hold, window };
+            let line = Contest { way: Way::Line, target, workers, tasks: 1, hold, window };
             let poll = Contest {
                 way: Way::Poll,
                 target: setting.scratch.sqlite("poll.db"),

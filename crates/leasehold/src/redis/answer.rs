@@ -89,8 +89,13 @@ fn foreign() -> Holder {
     Holder::known(HolderId(0), FOREIGN).unwrap_or_else(|_| Holder::fresh())
 }
 
-/// How a claim stands, and how many leases were found expired on the way.
-pub(super) fn standing(value: Value) -> Result<(Answer, u64), Odd> {
+/// How a claim stands that asked for `ttl`, and how many leases were found expired on the way.
+pub(super) fn standing(value: Value, ttl: Duration) -> Result<(Answer, u64), Odd> {
+    if let Value::BulkString(fence) = &value {
+        let fence = std::str::from_utf8(fence).ok().and_then(|fence| fence.parse().ok());
+        let held = Standing::Held { fence: fence.ok_or(Odd)?, remaining: ttl };
+        return Ok((Answer::Stands(held), 0));
+    }
     let mut parts = Parts::of(value)?;
     let verdict = parts.text()?;
     if verdict == "held" {
@@ -119,6 +124,9 @@ fn kind(capacity: u32) -> Kind {
 
 /// What became of a released claim, and how many leases were found expired on the way.
 pub(super) fn released(value: Value) -> Result<(Released, u64), Odd> {
+    if value == Value::Int(1) {
+        return Ok((Released::Released, 0));
+    }
     let mut parts = Parts::of(value)?;
     let (verdict, expired) = (parts.text()?, parts.number()?);
     let released = match verdict.as_str() {
@@ -193,8 +201,8 @@ fn entry(
     let mut fields = text.splitn(7, '\n');
     let mut next = || fields.next().ok_or(Odd);
     let fence = next()?.parse().map_err(|_| Odd)?;
-    let units = next()?.parse().map_err(|_| Odd)?;
     let joined = next()?.parse().map_err(|_| Odd)?;
+    let units = next()?.parse().map_err(|_| Odd)?;
     let id = next()?;
     let _mailbox = next()?;
     let label = next()?;
@@ -220,16 +228,30 @@ fn mode(units: u32, capacity: u32) -> Mode {
     }
 }
 
-/// A token as the store keeps it.
-pub(super) fn to_hex(token: &Token) -> String {
-    use std::fmt::Write;
-
-    let mut text = String::with_capacity(32);
-    for byte in token.as_bytes() {
-        // Writing into a text cannot fail.
-        let _written = write!(text, "{byte:02x}");
+/// Sixteen bytes as the store keeps them.
+pub(super) fn hex(bytes: &[u8; 16]) -> Hex {
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    let mut text = [0; 32];
+    for (place, byte) in text.chunks_exact_mut(2).zip(bytes) {
+        place[0] = DIGITS[usize::from(byte >> 4)];
+        place[1] = DIGITS[usize::from(byte & 15)];
     }
-    text
+    Hex(text)
+}
+
+/// Hexadecimal digits.
+pub(super) struct Hex([u8; 32]);
+
+impl AsRef<[u8]> for Hex {
+    fn as_ref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl std::fmt::Display for Hex {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(std::str::from_utf8(&self.0).map_err(|_| std::fmt::Error)?)
+    }
 }
 
 fn from_hex(text: &str) -> Option<[u8; 16]> {
@@ -237,23 +259,23 @@ fn from_hex(text: &str) -> Option<[u8; 16]> {
     Some(number.to_be_bytes())
 }
 
-/// A bell as it comes through the mailbox: which claim holds, and its fence.
+/// A bell as it comes through the mailbox: the fence of a claim that holds, and its token.
 pub(super) fn bell(message: &[u8]) -> Option<(Token, u64)> {
     let message = std::str::from_utf8(message).ok()?;
-    let (token, fence) = message.split_at_checked(32)?;
+    let (fence, token) = message.split_at_checked(20)?;
     Some((Token::from_bytes(from_hex(token)?), fence.parse().ok()?))
 }
 
 /// An event as it comes through the channel.
 pub(super) fn event(message: &[u8], layout: &Layout) -> Option<Event> {
     let message = std::str::from_utf8(message).ok()?;
-    let mut fields = message.splitn(6, '\n');
-    let (kind, fence, id) = (fields.next()?, fields.next()?.parse().ok()?, fields.next()?);
-    let holder = holder(id, fields.next()?).ok()?;
-    let (lock, reason) = {
-        let length = fields.next()?.parse().ok()?;
-        fields.next()?.split_at_checked(length)?
-    };
+    let (kind, rest) = message.split_once('\n')?;
+    let (length, rest) = rest.split_once('\n')?;
+    let (lock, claim) = rest.split_at_checked(length.parse().ok()?)?;
+    let (claim, reason) = claim.split_once('\0').unwrap_or((claim, ""));
+    let mut fields = claim.splitn(7, '\n');
+    let fence = fields.next()?.parse().ok()?;
+    let (id, label) = (fields.nth(2)?, fields.nth(1)?);
     let kind = match kind {
         "queued" => EventKind::Queued,
         "granted" => EventKind::Granted,
@@ -263,7 +285,7 @@ pub(super) fn event(message: &[u8], layout: &Layout) -> Option<Event> {
         "evicted" => EventKind::Evicted { reason: reason.to_owned() },
         _ => return None,
     };
-    Some(Event { kind, name: layout.name_of_lock(lock)?, holder, fence })
+    Some(Event { kind, name: layout.name(lock)?, holder: holder(id, label).ok()?, fence })
 }
 
 #[cfg(test)]
@@ -273,7 +295,7 @@ mod tests {
     #[test]
     fn a_token_survives_the_way_through_the_store() {
         let token = Token::random();
-        let message = format!("{}{}", to_hex(&token), u64::MAX);
+        let message = format!("{:020}{}", u64::MAX, hex(token.as_bytes()));
         assert_eq!(bell(message.as_bytes()), Some((token, u64::MAX)));
         assert_eq!(bell(b"short"), None);
     }
@@ -281,8 +303,9 @@ mod tests {
     #[test]
     fn an_event_may_have_newlines_in_its_name_and_reason() {
         let layout = Layout::new("lock:".into(), false, 0);
-        let event = event(b"evicted\n7\nab\npod 1\n8\nlock:a\nb why\nnot", &layout).expect("one");
-        assert_eq!(event.name.as_str(), "a\nb");
-        assert_eq!(event.kind, EventKind::Evicted { reason: " why\nnot".into() });
+        let message = b"evicted\n8\nlock:a\nb7\n1\n1\nab\nbox\npod 1\nnote\n\0why\nnot";
+        let event = event(message, &layout).expect("one");
+        assert_eq!((event.name.as_str(), event.holder.label(), event.fence), ("a\nb", "pod 1", 7));
+        assert_eq!(event.kind, EventKind::Evicted { reason: "why\nnot".into() });
     }
 }

@@ -6,11 +6,12 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use redis::Value;
 use redis::aio::MultiplexedConnection;
 
-use crate::claim::{Claim, ClaimKey, Holder, Mode, Note, Token, Ttl};
-use crate::engine::{Engine, Finding, Level};
+use crate::claim::{Claim, ClaimKey, Holder, Mode, Note, Renewal, Token, Ttl};
+use crate::engine::{Engine, Eviction, Finding, Level, Query};
 use crate::error::{Config, Error, Result};
 use crate::name::Name;
 
+use super::failure;
 use super::keys::Layout;
 use super::link::Links;
 use super::{Odd, Redis};
@@ -91,7 +92,7 @@ pub(super) async fn greet(links: &Links, layout: &Layout, allow_eviction: bool) 
     let mut offer = redis::cmd("SET");
     let fresh = format!("{:032x}", rand::random::<u128>());
     offer.arg(&layout.store).arg(&fresh).arg("NX").arg("GET");
-    let id = match links.run(&offer).await? {
+    let id = match offered(links, &offer, &layout.store).await? {
         Value::BulkString(id) => String::from_utf8_lossy(&id).into_owned(),
         _ => fresh,
     };
@@ -100,6 +101,20 @@ pub(super) async fn greet(links: &Links, layout: &Layout, allow_eviction: bool) 
         cause: "this key should hold the store's id, and holds something else".into(),
         transient: false,
     })
+}
+
+/// The store's id. A server that has no room to write any more still tells one that it has, so
+/// that what is held there can be seen and given back.
+async fn offered(links: &Links, offer: &redis::Cmd, key: &str) -> Result<Value> {
+    let full = match links.attempt(offer).await {
+        Err(error) if failure::is_full(&error) => links.translate(&error),
+        answer => return answer.map_err(|error| links.translate(&error)),
+    };
+    let mut question = redis::cmd("GET");
+    match links.run(question.arg(key)).await? {
+        Value::Nil => Err(full),
+        id => Ok(id),
+    }
 }
 
 /// Everything worth knowing about the servers.
@@ -205,7 +220,7 @@ fn clock((off, ahead): (Duration, bool)) -> Finding {
     finding(Level::Good, "clock", found, "")
 }
 
-/// Takes a lock of its own to see that nothing is forbidden.
+/// Does everything with a name of its own, to see that nothing is forbidden.
 async fn rights(redis: &Redis) -> Finding {
     match try_everything(redis).await {
         Ok(()) => finding(Level::Good, "rights", "all that is needed".into(), ""),
@@ -221,18 +236,41 @@ async fn rights(redis: &Redis) -> Finding {
 async fn try_everything(redis: &Redis) -> Result<()> {
     let name = Name::new(format!("doctor:{:016x}", rand::random::<u64>()))?;
     let key = ClaimKey { name, token: Token::random() };
+    let ttl = Ttl::DEFAULT.get();
     let claim = Claim {
         key: key.clone(),
         mode: Mode::Exclusive,
         holder: Holder::fresh(),
         note: Note::default(),
-        ttl: Ttl::DEFAULT.get(),
-        patience: Ttl::DEFAULT.patience(),
+        ttl,
+        patience: ttl,
         join: true,
     };
     redis.claim(&claim).await?;
     let next = ClaimKey { token: Token::random(), ..key.clone() };
-    redis.claim(&Claim { key: next.clone(), ..claim }).await?;
-    redis.release(&[key, next]).await?;
+    redis.claim(&Claim { key: next.clone(), ..claim.clone() }).await?;
+    let renewal = |key: &ClaimKey| Renewal { key: key.clone(), ttl, patience: ttl };
+    redis.renew(&[renewal(&key), renewal(&next)]).await?;
+    redis.release(&[key, next.clone()]).await?;
+    for mode in [Mode::Exclusive, Mode::Shared] {
+        redis.claim(&Claim { mode, ..claim.clone() }).await?;
+        redis.renew(&[renewal(&claim.key)]).await?;
+        redis.inspect(&Query::name(next.name.clone())).await?;
+        let (name, by, reason) = (next.name.clone(), Holder::fresh(), "a test".into());
+        redis.evict(&Eviction { name, by, reason }).await?;
+    }
+    try_rarely_used(&redis.inner.links, &redis.inner.layout, &next.name).await
+}
+
+/// What the verbs need only now and then: a count, a clock that fell back, a list of all names.
+async fn try_rarely_used(links: &Links, layout: &Layout, name: &Name) -> Result<()> {
+    let keys = layout.keys(name)?;
+    links.run(redis::cmd("HINCRBY").arg(&layout.totals).arg("acquired").arg(0)).await?;
+    links.run(redis::cmd("HGETALL").arg(&layout.totals)).await?;
+    links.run(redis::cmd("INCR").arg(keys.lock())).await?;
+    links.run(redis::cmd("DEL").arg(keys.lock())).await?;
+    if !links.shape.is_cluster() {
+        links.run(redis::cmd("SCAN").arg(0).arg("COUNT").arg(1)).await?;
+    }
     Ok(())
 }

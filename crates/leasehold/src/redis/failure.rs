@@ -19,6 +19,11 @@ pub(super) fn is_unknown_script(error: &RedisError) -> bool {
     matches!(error.kind(), ErrorKind::Server(ServerErrorKind::NoScript))
 }
 
+/// Whether the server takes no writes because its memory or its disk is full.
+pub(super) fn is_full(error: &RedisError) -> bool {
+    matches!(error.code(), Some("OOM" | "MISCONF"))
+}
+
 /// The error for the caller.
 pub(super) fn translate(error: &RedisError, store: &str) -> Error {
     let said = |transient: bool, advice: &str| {
@@ -40,9 +45,8 @@ pub(super) fn translate(error: &RedisError, store: &str) -> Error {
             ServerErrorKind::Moved | ServerErrorKind::Ask | ServerErrorKind::CrossSlot => {
                 said(false, "; this server is part of a Cluster: use `redis+cluster:`")
             }
-            ServerErrorKind::NoPerm => {
-                said(false, "; docs/engines/redis.md has the rights that are needed")
-            }
+            ServerErrorKind::NoPerm => denied(error, store),
+            _ if is_denied_in_script(error) => denied(error, store),
             _ => said(false, ""),
         },
         ErrorKind::AuthenticationFailed => rejected(store),
@@ -76,9 +80,20 @@ fn without_address(error: &RedisError) -> String {
 }
 
 fn rejected(store: &str) -> Error {
-    Error::Store {
-        store: store.to_owned(),
-        cause: "it does not accept this user and password".into(),
-        transient: false,
-    }
+    let (store, reason) = (store.to_owned(), "its name and password are not accepted".into());
+    let advice = "give those of a user of the server in the store's url";
+    Error::Config(Config::Denied { store, reason, advice })
+}
+
+fn denied(error: &RedisError, store: &str) -> Error {
+    let (store, reason) = (store.to_owned(), error.detail().unwrap_or("a right is missing").into());
+    let advice = "docs/engines/redis.md has the rights that are needed";
+    Error::Config(Config::Denied { store, reason, advice })
+}
+
+/// Whether a command of a script was refused for want of a right. Servers have no code for that:
+/// the first text is that of 7.0, the second that of later ones.
+fn is_denied_in_script(error: &RedisError) -> bool {
+    let texts = ["The user executing the script can't", "ACL failure in script"];
+    error.detail().is_some_and(|detail| texts.iter().any(|text| detail.contains(text)))
 }

@@ -19,6 +19,9 @@ const SLOTS: u16 = 16_384;
 /// to copy from server to server, enough that names of a quorum rarely share one.
 const BUCKETS: u16 = 4_096;
 
+/// Room for what a companion's key has beside the lock key: `leasehold:{12345}:expiry:`.
+const COMPANION_BYTES: usize = 32;
+
 /// How names become keys.
 #[derive(Debug, Clone)]
 pub(super) struct Layout {
@@ -32,9 +35,24 @@ pub(super) struct Layout {
     pub(super) totals: String,
 }
 
-/// The keys of one name, in the order the scripts take them.
-#[derive(Debug, Clone)]
-pub(super) struct Keys(pub(super) [String; 5]);
+/// The keys of one name, in the order the scripts take them: one after the other in one text.
+#[derive(Debug)]
+pub(super) struct Keys {
+    text: String,
+    ends: [usize; 5],
+}
+
+impl Keys {
+    pub(super) fn iter(&self) -> impl Iterator<Item = &str> {
+        let mut start = 0;
+        self.ends.iter().map(move |end| &self.text[std::mem::replace(&mut start, *end)..*end])
+    }
+
+    /// The key that other libraries see.
+    pub(super) fn lock(&self) -> &str {
+        &self.text[..self.ends[0]]
+    }
+}
 
 impl Layout {
     pub(super) fn new(prefix: String, cluster: bool, database: i64) -> Self {
@@ -44,21 +62,26 @@ impl Layout {
     }
 
     pub(super) fn keys(&self, name: &Name) -> Result<Keys> {
-        let lock = format!("{}{}", self.prefix, name.as_str());
-        if lock.starts_with(OURS) {
+        let name = name.as_str();
+        let length = self.prefix.len() + name.len();
+        let mut text = String::with_capacity(4 * length + 5 * COMPANION_BYTES);
+        text.extend([self.prefix.as_str(), name]);
+        if text.starts_with(OURS) {
             return Err(Error::Invalid(Invalid::NameReserved { prefix: OURS }));
         }
-        let slot = slot(lock.as_bytes());
-        let (group, fence) = if self.cluster {
-            let group = format!("{OURS}{{{}}}:", tag(slot));
-            let fence = format!("{group}fence");
-            (group, fence)
-        } else {
-            (OURS.to_owned(), format!("{OURS}fence:{}", slot % BUCKETS))
-        };
-        let companion = |kind: &str| format!("{group}{kind}:{lock}");
-        let (line, order, expiry) = (companion("line"), companion("order"), companion("expiry"));
-        Ok(Keys([lock, line, order, expiry, fence]))
+        let slot = slot(text.as_bytes());
+        let tag = if self.cluster { format!("{{{}}}:", tag(slot)) } else { String::new() };
+        let mut ends = [length; 5];
+        for (end, kind) in ends[1..4].iter_mut().zip(["line:", "order:", "expiry:"]) {
+            text.extend([OURS, &tag, kind, &self.prefix, name]);
+            *end = text.len();
+        }
+        text.extend([OURS, &tag, "fence"]);
+        if !self.cluster {
+            text.extend([":", (slot % BUCKETS).to_string().as_str()]);
+        }
+        ends[4] = text.len();
+        Ok(Keys { text, ends })
     }
 
     /// A pattern for SCAN that finds at least the line keys asked for.
@@ -73,14 +96,13 @@ impl Layout {
     }
 
     /// The name whose line is at this key.
-    pub(super) fn name(&self, line: &[u8]) -> Option<Name> {
-        let line = std::str::from_utf8(line).ok()?;
-        let (_, lock) = line.split_once(":line:")?;
-        Name::new(lock.strip_prefix(&self.prefix)?).ok()
+    pub(super) fn name_of_line(&self, line: &[u8]) -> Option<Name> {
+        let (_, lock) = std::str::from_utf8(line).ok()?.split_once(":line:")?;
+        self.name(lock)
     }
 
     /// The name of a lock key.
-    pub(super) fn name_of_lock(&self, lock: &str) -> Option<Name> {
+    pub(super) fn name(&self, lock: &str) -> Option<Name> {
         Name::new(lock.strip_prefix(&self.prefix)?).ok()
     }
 }
@@ -144,7 +166,7 @@ mod tests {
         let odd =
             ["plain", "{a}", "{}", "}{", "{{x}}", "a{b", "a}b", "{}{c}", "x{y}z{w}", "}", "{"];
         for name in odd {
-            let Keys(keys) = layout.keys(&Name::new(name).expect("a name")).expect("keys");
+            let keys = layout.keys(&Name::new(name).expect("a name")).expect("keys");
             let slots: Vec<u16> = keys.iter().map(|key| slot(key.as_bytes())).collect();
             assert!(slots.iter().all(|other| *other == slots[0]), "{name}: {keys:?} {slots:?}");
         }
@@ -162,8 +184,10 @@ mod tests {
         for cluster in [false, true] {
             let layout = Layout::new("lock:".into(), cluster, 0);
             let name = Name::new("a:line:{b}").expect("a name");
-            let Keys([_, line, ..]) = layout.keys(&name).expect("keys");
-            assert_eq!(layout.name(line.as_bytes()), Some(name));
+            let keys = layout.keys(&name).expect("keys");
+            assert_eq!(layout.name(keys.lock()), Some(name.clone()));
+            let line = keys.iter().nth(1).expect("the line's key");
+            assert_eq!(layout.name_of_line(line.as_bytes()), Some(name));
         }
     }
 

@@ -6,6 +6,7 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use redis::aio::ConnectionLike;
@@ -23,6 +24,11 @@ use super::shape::Shape;
 
 /// Calls in flight at a time when a batch goes to a Cluster.
 const IN_FLIGHT_MAX: usize = 256;
+
+/// A connection is not used again after somebody gave up waiting for an answer for this long: it
+/// may be one whose other end is gone without a word. As short as the shortest wait for a renewal,
+/// far longer than a server that lives takes.
+const SILENCE_MAX: Duration = Duration::from_millis(50);
 
 /// A connection for commands.
 #[derive(Clone)]
@@ -82,9 +88,11 @@ impl Links {
         self.attempt(command).await.map_err(|error| failure::translate(&error, &self.store))
     }
 
-    async fn attempt(&self, command: &Cmd) -> RedisResult<Value> {
+    pub(super) async fn attempt(&self, command: &Cmd) -> RedisResult<Value> {
         let (desk, generation, mut connection) = self.connection().await?;
+        let pending = Pending::begin(&desk, generation);
         let answer = connection.run(command).await;
+        pending.answered();
         if let Err(error) = &answer {
             desk.drop_spoilt(generation, error);
         }
@@ -96,10 +104,12 @@ impl Links {
         let count = pipeline.len();
         let attempt = async {
             let (desk, generation, connection) = self.connection().await?;
+            let pending = Pending::begin(&desk, generation);
             let answers = match connection {
                 Connection::One(mut one) => one.req_packed_commands(pipeline, 0, count).await,
                 Connection::Cluster(mut all) => all.req_packed_commands(pipeline, 0, count).await,
             };
+            pending.answered();
             if let Err(error) = &answers {
                 desk.drop_spoilt(generation, error);
             }
@@ -111,7 +121,7 @@ impl Links {
 
     /// Calls a script.
     pub(super) async fn call(&self, call: &Call) -> Result<Value> {
-        match self.attempt(&call.by_digest()).await {
+        match self.attempt(&call.command).await {
             Err(error) if failure::is_unknown_script(&error) => self.run(&call.by_text()).await,
             answer => answer.map_err(|error| self.translate(&error)),
         }
@@ -138,35 +148,45 @@ impl Links {
             [call] => return Ok(vec![self.call(call).await?]),
             _ => {}
         }
-        let mut pipeline = Pipeline::with_capacity(calls.len());
-        pipeline.ignore_errors();
-        for call in calls {
-            pipeline.add_command(call.by_digest());
+        let mut found = vec![Value::Nil; calls.len()];
+        let mut left: Vec<usize> = (0..calls.len()).collect();
+        while !left.is_empty() {
+            let mut pipeline = Pipeline::with_capacity(left.len());
+            pipeline.ignore_errors();
+            for index in &left {
+                pipeline.add_command(calls[*index].command.clone());
+            }
+            let mut unknown = Vec::new();
+            for (answer, index) in self.run_all(&pipeline).await?.into_iter().zip(left) {
+                match answer {
+                    Err(error) if failure::is_unknown_script(&error) => unknown.push(index),
+                    answer => found[index] = answer.map_err(|error| self.translate(&error))?,
+                }
+            }
+            // One of them brings the script along; the others need not.
+            if let Some(index) = unknown.pop() {
+                found[index] = self.run(&calls[index].by_text()).await?;
+            }
+            left = unknown;
         }
-        for (answer, call) in self.run_all(&pipeline).await?.into_iter().zip(calls) {
-            answers.push(match answer {
-                Err(error) if failure::is_unknown_script(&error) => self.call(call).await?,
-                answer => answer.map_err(|error| self.translate(&error))?,
-            });
-        }
-        Ok(answers)
+        Ok(found)
     }
 
-    /// The channel of the mailbox on this runtime, which is open when this returns.
+    /// The id of the mailbox on this runtime, which is open when this returns.
     pub(super) async fn mailbox(&self) -> Result<Arc<str>> {
         let desk = self.desk();
-        if let Some(channel) = desk.channel() {
-            return Ok(channel);
+        if let Some(id) = desk.mailbox_id() {
+            return Ok(id);
         }
         let _turn = desk.opening.lock().await;
-        if let Some(channel) = desk.channel() {
-            return Ok(channel);
+        if let Some(id) = desk.mailbox_id() {
+            return Ok(id);
         }
         let opened = Mailbox::open(Arc::clone(&self.shape), Arc::clone(&self.belfry)).await;
         let mailbox = opened.map_err(|error| self.translate(&error))?;
-        let channel = mailbox.channel();
+        let id = mailbox.id();
         *lock(&desk.mailbox) = Some(mailbox);
-        Ok(channel)
+        Ok(id)
     }
 
     /// Drops every connection.
@@ -211,8 +231,8 @@ impl Desk {
         lock(&self.connection).clone()
     }
 
-    fn channel(&self) -> Option<Arc<str>> {
-        lock(&self.mailbox).as_ref().map(Mailbox::channel)
+    fn mailbox_id(&self) -> Option<Arc<str>> {
+        lock(&self.mailbox).as_ref().map(Mailbox::id)
     }
 
     fn is_orphaned(&self) -> bool {
@@ -221,10 +241,40 @@ impl Desk {
 
     fn drop_spoilt(&self, generation: u64, error: &RedisError) {
         if failure::spoils_connection(error) {
-            let mut connection = lock(&self.connection);
-            if connection.as_ref().is_some_and(|(current, _)| *current == generation) {
-                *connection = None;
-            }
+            self.drop_connection(generation);
+        }
+    }
+
+    fn drop_connection(&self, generation: u64) {
+        let mut connection = lock(&self.connection);
+        if connection.as_ref().is_some_and(|(current, _)| *current == generation) {
+            *connection = None;
+        }
+    }
+}
+
+/// An exchange under way. Dropped without an answer, it was given up by whoever waited for it.
+struct Pending<'a> {
+    desk: &'a Desk,
+    generation: u64,
+    since: Instant,
+    answered: bool,
+}
+
+impl<'a> Pending<'a> {
+    fn begin(desk: &'a Desk, generation: u64) -> Self {
+        Self { desk, generation, since: Instant::now(), answered: false }
+    }
+
+    fn answered(mut self) {
+        self.answered = true;
+    }
+}
+
+impl Drop for Pending<'_> {
+    fn drop(&mut self) {
+        if !self.answered && self.since.elapsed() >= SILENCE_MAX {
+            self.desk.drop_connection(self.generation);
         }
     }
 }

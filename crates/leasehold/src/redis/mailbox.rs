@@ -23,21 +23,23 @@ const PAUSE_LONGEST: Duration = Duration::from_secs(1);
 /// An open mailbox. Dropping it closes it.
 #[derive(Debug)]
 pub(super) struct Mailbox {
-    channel: Arc<str>,
+    id: Arc<str>,
     task: JoinHandle<()>,
 }
 
 impl Mailbox {
     /// Subscribes, and listens on this runtime from then on.
     pub(super) async fn open(shape: Arc<Shape>, belfry: Arc<Belfry>) -> RedisResult<Self> {
-        let channel: Arc<str> = format!("leasehold:mailbox:{:032x}", rand::random::<u128>()).into();
+        let id = format!("{:032x}", rand::random::<u128>());
+        let channel = format!("leasehold:mailbox:{id}");
         let messages = shape.subscribe(&channel).await?;
-        let listening = listen(shape, Arc::clone(&channel), belfry, messages);
-        Ok(Self { channel, task: tokio::spawn(listening) })
+        let listening = listen(shape, channel, belfry, messages);
+        Ok(Self { id: id.into(), task: tokio::spawn(listening) })
     }
 
-    pub(super) fn channel(&self) -> Arc<str> {
-        Arc::clone(&self.channel)
+    /// What claims carry to be rung here.
+    pub(super) fn id(&self) -> Arc<str> {
+        Arc::clone(&self.id)
     }
 
     /// Whether its runtime has ended.
@@ -54,7 +56,7 @@ impl Drop for Mailbox {
 
 async fn listen(
     shape: Arc<Shape>,
-    channel: Arc<str>,
+    channel: String,
     belfry: Arc<Belfry>,
     mut messages: PubSubStream,
 ) {

@@ -27,17 +27,17 @@ use async_trait::async_trait;
 use futures_util::stream::BoxStream;
 use redis::{FromRedisValue, Pipeline, Value};
 
-use crate::claim::{Claim, ClaimKey, Holder, Released, Renewal, Standing};
+use crate::claim::{Claim, ClaimKey, Holder, Mode, Released, Renewal, Standing};
 use crate::engine::{
     Capabilities, Counts, Engine, Event, Eviction, Finding, Info, Page, Query, Totals, Wake,
 };
 use crate::error::{Error, Result};
 use crate::line::Refusal;
 
-use answer::{Answer, Odd, to_hex};
-use keys::Layout;
+use answer::{Answer, Odd, hex};
+use keys::{Keys, Layout};
 use link::Links;
-use scripts::Call;
+use scripts::{Call, Script};
 use settings::{Settings, WaitFor};
 
 /// A store in Redis. Clones share their connections.
@@ -81,6 +81,15 @@ fn millis(span: Duration) -> u64 {
     u64::try_from(span.as_micros().div_ceil(1_000)).unwrap_or(u64::MAX)
 }
 
+/// How much longer than a lease its companion keys live, to tell who it was that expired.
+const GRACE_MS: u64 = 600_000;
+
+/// The mailbox of a claim that nobody waits for.
+const NOBODY: &str = "00000000000000000000000000000000";
+
+/// Room for the arguments of a claim that has no note.
+const CLAIM_BYTES: usize = 512;
+
 impl Inner {
     /// What an answer says, or the error for one that says nothing.
     fn understood<T>(&self, answer: std::result::Result<T, Odd>) -> Result<T> {
@@ -92,6 +101,14 @@ impl Inner {
         })
     }
 
+    /// A call of a script that changes a line, so far as all of them are alike.
+    fn call(&self, script: &'static Script, keys: &Keys, room: usize) -> Call {
+        let lock = keys.lock();
+        Call::new(script, keys, room)
+            .text(&self.layout.events)
+            .shown(format_args!("{}\n{lock}", lock.len()))
+    }
+
     fn note_expired(&self, count: u64) {
         if count > 0 {
             self.expired.fetch_add(count, Ordering::Relaxed);
@@ -100,27 +117,25 @@ impl Inner {
 
     async fn ask(&self, claim: &Claim) -> Result<Standing> {
         let keys = self.layout.keys(&claim.key.name)?;
-        let mailbox = if claim.join { self.links.mailbox().await? } else { "".into() };
-        let (id, label) = (claim.holder.id().0, claim.holder.label());
-        let text = format!("{id:032x}\n{mailbox}\n{label}\n{}", claim.note.as_str());
-        let who = format!("{id:032x}\n{label}");
-        let arguments = vec![
-            self.layout.events.clone(),
-            to_hex(&claim.key.token),
-            claim.mode.units().to_string(),
-            claim.mode.capacity().to_string(),
-            millis(claim.ttl).to_string(),
-            millis(claim.patience).to_string(),
-            if claim.join { "join".into() } else { String::new() },
-            text,
-            who,
-        ];
-        let call = Call::new(&scripts::CLAIM, keys, arguments);
+        let mailbox = if claim.join { self.links.mailbox().await? } else { NOBODY.into() };
+        let Claim { mode, holder, note, .. } = claim;
+        let (units, label, note) = (mode.units(), holder.label(), note.as_str());
+        let shortest = if *mode == Mode::Exclusive { 'x' } else { '-' };
+        let (capacity, patience) = (mode.capacity(), millis(claim.patience));
+        let join = if claim.join { " join" } else { "" };
+        let id = hex(&holder.id().0.to_be_bytes());
+        let call = self
+            .call(&scripts::CLAIM, &keys, note.len() + CLAIM_BYTES)
+            .text(hex(claim.key.token.as_bytes()))
+            .shown(millis(claim.ttl))
+            .shown(millis(claim.ttl) + GRACE_MS)
+            .shown(format_args!("{units}\n{id}\n{mailbox}\n{label}\n{note}"))
+            .shown(format_args!("{shortest} {units} {capacity} {patience}{join}"));
         let answer = match self.wait_for {
             None => self.links.call(&call).await?,
             Some(wait_for) => self.ask_and_wait(&call, wait_for, &claim.key).await?,
         };
-        let (answer, expired) = self.understood(answer::standing(answer))?;
+        let (answer, expired) = self.understood(answer::standing(answer, claim.ttl))?;
         self.note_expired(expired);
         match answer {
             Answer::Stands(standing) => Ok(standing),
@@ -134,7 +149,7 @@ impl Inner {
         // In one exchange, so that both go over the same connection: WAIT is about its writes.
         let mut wait = redis::cmd("WAIT");
         wait.arg(wait_for.replicas).arg(millis(wait_for.at_most));
-        for command in [call.by_digest(), call.by_text()] {
+        for command in [call.command.clone(), call.by_text()] {
             let mut pipeline = Pipeline::with_capacity(2);
             pipeline.ignore_errors().add_command(command).add_command(wait.clone());
             let mut answers = self.links.run_all(&pipeline).await?.into_iter();
@@ -148,7 +163,7 @@ impl Inner {
             let reached = reached.and_then(|value| Ok(u64::from_redis_value(value)?));
             let reached = reached.map_err(|error| self.links.translate(&error))?;
             let held = matches!(
-                answer::standing(answer.clone()),
+                answer::standing(answer.clone(), Duration::ZERO),
                 Ok((Answer::Stands(Standing::Held { .. }), _))
             );
             if held && reached < wait_for.replicas {
@@ -168,9 +183,9 @@ impl Inner {
     async fn let_go(&self, keys: &[ClaimKey]) -> Result<Vec<Released>> {
         let mut calls = Vec::with_capacity(keys.len());
         for key in keys {
-            let arguments = vec![self.layout.events.clone(), to_hex(&key.token)];
             let keys = self.layout.keys(&key.name)?;
-            calls.push(Call::new(&scripts::RELEASE, keys, arguments));
+            let call = self.call(&scripts::RELEASE, &keys, CLAIM_BYTES);
+            calls.push(call.text(hex(key.token.as_bytes())));
         }
         let mut released = Vec::with_capacity(keys.len());
         for answer in self.links.call_all(&calls).await? {
@@ -234,18 +249,18 @@ impl Engine for Redis {
         let inner = &*self.inner;
         let mut calls = Vec::with_capacity(renewals.len());
         for Renewal { key, ttl, patience } in renewals {
-            let arguments = vec![
-                inner.layout.events.clone(),
-                to_hex(&key.token),
-                millis(*ttl).to_string(),
-                millis(*patience).to_string(),
-            ];
             let keys = inner.layout.keys(&key.name)?;
-            calls.push(Call::new(&scripts::RENEW, keys, arguments));
+            let call = inner
+                .call(&scripts::RENEW, &keys, CLAIM_BYTES)
+                .text(hex(key.token.as_bytes()))
+                .shown(millis(*ttl))
+                .shown(millis(*ttl) + GRACE_MS)
+                .shown(millis(*patience));
+            calls.push(call);
         }
         let mut standings = Vec::with_capacity(renewals.len());
-        for answer in inner.links.call_all(&calls).await? {
-            let (answer, expired) = inner.understood(answer::standing(answer))?;
+        for (answer, renewal) in inner.links.call_all(&calls).await?.into_iter().zip(renewals) {
+            let (answer, expired) = inner.understood(answer::standing(answer, renewal.ttl))?;
             inner.note_expired(expired);
             standings.push(match answer {
                 Answer::Stands(standing) => standing,
@@ -278,8 +293,8 @@ impl Engine for Redis {
     async fn evict(&self, order: &Eviction) -> Result<Vec<Holder>> {
         let inner = &*self.inner;
         let keys = inner.layout.keys(&order.name)?;
-        let arguments = vec![inner.layout.events.clone(), order.reason.clone()];
-        let answer = inner.links.call(&Call::new(&scripts::EVICT, keys, arguments)).await?;
+        let call = inner.call(&scripts::EVICT, &keys, order.reason.len()).text(&order.reason);
+        let answer = inner.links.call(&call).await?;
         let (evicted, expired) = inner.understood(answer::evicted(answer))?;
         inner.note_expired(expired);
         let (name, by, reason) = (&order.name, order.by.label(), &order.reason);

@@ -2,7 +2,7 @@
 
 use std::sync::LazyLock;
 
-use redis::Cmd;
+use redis::{Arg, Cmd, RedisWrite};
 
 use super::keys::Keys;
 
@@ -17,6 +17,10 @@ pub(super) struct Script {
 const WITHOUT_MEMORY: &str = "#!lua flags=allow-oom\n";
 const READS_ONLY: &str = "#!lua flags=no-writes\n";
 const WRITES: &str = "#!lua\n";
+
+/// Words of the longest command, and bytes of keys that are not long.
+const ARGUMENTS_MAX: usize = 16;
+const KEYS_BYTES: usize = 384;
 
 const LINE: &str = include_str!("scripts/line.lua");
 
@@ -43,29 +47,42 @@ impl Script {
 #[derive(Debug)]
 pub(super) struct Call {
     script: &'static Script,
-    keys: Keys,
-    arguments: Vec<String>,
+    /// The command that names the script by its digest.
+    pub(super) command: Cmd,
 }
 
 impl Call {
-    pub(super) fn new(script: &'static Script, keys: Keys, arguments: Vec<String>) -> Self {
-        Self { script, keys, arguments }
+    /// A call without arguments, with room for so many bytes of them.
+    pub(super) fn new(script: &'static Script, keys: &Keys, room: usize) -> Self {
+        let mut command = Cmd::with_capacity(ARGUMENTS_MAX, room + KEYS_BYTES);
+        command.arg("EVALSHA").arg(&script.digest).arg("5");
+        for key in keys.iter() {
+            command.write_arg(key.as_bytes());
+        }
+        Self { script, command }
     }
 
-    /// The command that names the script by its digest.
-    pub(super) fn by_digest(&self) -> Cmd {
-        self.command("EVALSHA", &self.script.digest)
+    /// Adds an argument.
+    pub(super) fn text(mut self, argument: impl AsRef<[u8]>) -> Self {
+        self.command.write_arg(argument.as_ref());
+        self
+    }
+
+    /// Adds an argument as it is shown.
+    pub(super) fn shown(mut self, argument: impl std::fmt::Display) -> Self {
+        self.command.write_arg_fmt(argument);
+        self
     }
 
     /// The command that brings the script along, for a server that does not know it yet.
     pub(super) fn by_text(&self) -> Cmd {
-        self.command("EVAL", &self.script.text)
-    }
-
-    fn command(&self, verb: &str, script: &str) -> Cmd {
-        let Keys(keys) = &self.keys;
-        let mut command = redis::cmd(verb);
-        command.arg(script).arg(keys.len()).arg(&keys[..]).arg(&self.arguments);
+        let mut command = redis::cmd("EVAL");
+        command.arg(&self.script.text);
+        for argument in self.command.args_iter().skip(2) {
+            if let Arg::Simple(argument) = argument {
+                command.write_arg(argument);
+            }
+        }
         command
     }
 }

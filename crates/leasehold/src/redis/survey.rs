@@ -77,7 +77,7 @@ async fn names(
     let pattern = inner.layout.pattern(&query.select);
     let mut names = BTreeSet::new();
     let mut keep = |keys: Vec<Vec<u8>>| {
-        for name in keys.iter().filter_map(|key| inner.layout.name(key)).filter(wanted) {
+        for name in keys.iter().filter_map(|key| inner.layout.name_of_line(key)).filter(wanted) {
             names.insert(name);
             if names.len() > count {
                 names.pop_last();
@@ -129,7 +129,7 @@ async fn views(inner: &Inner, names: &[Name]) -> Result<Vec<(LineView, Line<()>)
     for names in names.chunks(VIEWS_MAX) {
         let mut calls = Vec::with_capacity(names.len());
         for name in names {
-            calls.push(Call::new(&VIEW, inner.layout.keys(name)?, Vec::new()));
+            calls.push(Call::new(&VIEW, &inner.layout.keys(name)?, 0));
         }
         for (answer, name) in inner.links.call_all(&calls).await?.into_iter().zip(names) {
             views.extend(inner.understood(answer::view(answer, name))?);

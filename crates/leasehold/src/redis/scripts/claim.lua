@@ -1,19 +1,23 @@
 -- Joins the line, asks how a claim stands, or confirms that it holds.
 --
 -- KEYS  1 lock  2 line  3 order  4 expiry  5 fence
--- ARGV  1 the channel of events  2 token  3 units  4 capacity  5 ttl in ms  6 patience in ms
---       7 `join` to stand in line when it cannot hold at once, else empty
---       8 the claim's text behind its number and units: holder id, mailbox, label, note
---       9 holder id, newline, label, for the event
--- Answers `held`, fence, ms left, expired; `queued`, ahead, retry in ms, expired; `out`, ahead,
--- retry in ms, expired, holder id, label; `mismatch`, capacity, 0, expired; `full`.
+-- ARGV  1 the channel of events  2 the lock key's length, newline, lock key
+--       3 token  4 ttl in ms  5 the same and a while longer, for the companions
+--       6 the claim's text behind its number and the instant
+--       7 `x` for an exclusive claim, else `-`; units, capacity, patience in ms, and `join` to
+--         stand in line when it cannot hold at once, each with a space before
+-- Answers the fence of a claim that holds at once for its whole ttl. Otherwise `held`, fence, ms
+-- left, expired; `queued`, ahead, retry in ms, expired; `out`, ahead, retry in ms, expired,
+-- holder id, label; `mismatch`, capacity, 0, expired; `full`.
+--
+-- Arguments are used as the texts they are: turning numbers into text is what costs most here.
 
 local time = redis.call('TIME')
+local us = time[1] .. string.sub('00000' .. time[2], -6)
 
 -- The next number: the server's clock in microseconds, or one more than the last, whichever is
 -- greater. As text, because numbers here are exact only up to 2^53.
 local function number()
-  local us = string.format('%.0f', time[1] * 1000000 + time[2])
   local last = redis.call('SET', KEYS[5], us, 'GET')
   if last and (#last > #us or #last == #us and last >= us) then
     redis.call('SET', KEYS[5], last)
@@ -23,46 +27,72 @@ local function number()
   return us
 end
 
-local function text(fence)
-  local joined = string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000))
-  return fence .. '\n' .. ARGV[3] .. '\n' .. joined .. '\n' .. ARGV[8]
+-- The shortest way: an exclusive claim on a name that nobody uses.
+if string.byte(ARGV[7]) == 120 and redis.call('SET', KEYS[1], ARGV[3], 'NX', 'PX', ARGV[4]) then
+  local fence = number()
+  local text = fence .. '\n' .. string.sub(us, 1, -4) .. '\n' .. ARGV[6]
+  if redis.call('SET', KEYS[2], ARGV[3] .. '\n' .. text, 'NX', 'PX', ARGV[5]) then
+    redis.call('PUBLISH', ARGV[1], 'granted\n' .. ARGV[2] .. text)
+    return fence
+  end
+  -- Others are in line although nobody holds at this moment.
+  redis.call('DEL', KEYS[1])
 end
 
--- The shortest way: an exclusive claim on a name that nobody uses.
-if ARGV[3] == '4294967295' then
-  local ttl = tonumber(ARGV[5])
-  if redis.call('SET', KEYS[1], ARGV[2], 'NX', 'PX', ttl) then
-    local fence = number()
-    if redis.call('SET', KEYS[2], ARGV[2] .. '\n' .. text(fence), 'NX', 'PX', ttl + 600000) then
-      redis.call('PUBLISH', ARGV[1], 'granted\n' .. fence .. '\n' .. ARGV[9] .. '\n'
-        .. #KEYS[1] .. '\n' .. KEYS[1])
-      return { 'held', fence, ttl, 0 }
+-- The usual way with others before it: an exclusive claim behind an exclusive lease that lives.
+-- What is short in a text of fixed widths stands where it stands.
+local token, sub = ARGV[3], string.sub
+if string.byte(ARGV[7]) == 120 and sub(ARGV[7], -4) == 'join' then
+  local head = redis.pcall('HMGET', KEYS[2], 'u', 'h', token)
+  if head[1] == '4294967295' and not head[3] and redis.pcall('GET', KEYS[1]) == head[2] then
+    local now = sub(us, 1, -4)
+    local count = redis.call('ZCARD', KEYS[3])
+    local dead = redis.call('ZRANGEBYSCORE', KEYS[4], '-inf', '(' .. now, 'LIMIT', '0', '1')
+    if #dead == 0 and count < 10000 then
+      local before = redis.call('ZRANGE', KEYS[3], '-4', '-1')
+      for i, place in ipairs(before) do before[i] = sub(place, 21, 52) end
+      local last = 0
+      for _, lapses in ipairs(redis.call('ZMSCORE', KEYS[4], unpack(before))) do
+        last = math.max(last, tonumber(lapses))
+      end
+      local fence = number()
+      local text = fence .. '\n' .. now .. '\n' .. ARGV[6]
+      local place = sub('0000000000000000000' .. fence, -20) .. token .. sub(ARGV[6], 45, 76)
+        .. '4294967295'
+      local patience = string.match(ARGV[7], ' (%d+) join$')
+      redis.call('HSET', KEYS[2], token, place .. '\n' .. text)
+      redis.call('ZADD', KEYS[3], '0', place)
+      redis.call('ZADD', KEYS[4], now + patience, token)
+      if redis.call('PTTL', KEYS[2]) < patience + 300000 then
+        for i = 2, 4 do redis.call('PEXPIRE', KEYS[i], patience + 600000) end
+      end
+      redis.call('PUBLISH', ARGV[1], 'queued\n' .. ARGV[2] .. text)
+      return { 'queued', count, last - now, 0 }
     end
-    -- Others are in line although nobody holds at this moment.
-    redis.call('DEL', KEYS[1])
   end
 end
 
 -- @line
 
-local token, units, capacity = ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
-local ttl, patience, join = tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[7] == 'join'
+local ttl = tonumber(ARGV[4])
+local units, capacity, patience, join = string.match(ARGV[7], '^. (%d+) (%d+) (%d+) ?(%a*)$')
+units, capacity, patience, join =
+  tonumber(units), tonumber(capacity), tonumber(patience), join == 'join'
 
-open()
+open(token)
 if form == 'alone' and alone_token == token then
   call('PEXPIRE', LOCK, ttl)
-  call('PEXPIRE', LINE, ttl + GRACE_MS)
-  return { 'held', read(alone_claim).fence, ttl, expired }
+  call('PEXPIRE', LINE, ARGV[5])
+  return { 'held', string.match(alone_claim, '^%d+'), ttl, expired }
 end
-if form == 'line' then
-  local known = call('HGET', LINE, token)
-  if known then return refresh(token, known, ttl, patience) end
+if known then
+  return refresh(token, ttl, patience)
 end
 if form ~= 'none' and cap ~= capacity then
   return { 'mismatch', cap, 0, expired }
 end
 cap = capacity
-local count = form == 'alone' and 1 or call('ZCARD', ORDER)
+local count = form == 'line' and call('ZCARD', ORDER) or n
 local holds = not foreign and n == count and u + units <= cap
 if not holds and not join then
   local wait
@@ -78,18 +108,18 @@ if count >= CLAIMS_MAX then
   return { 'full', 0, 0, expired }
 end
 local fence = number()
-local claim = text(fence)
+local claim = fence .. '\n' .. string.sub(us, 1, -4) .. '\n' .. ARGV[6]
 if holds and form == 'none' and units == ALL then
   call('SET', LOCK, token, 'PX', ttl)
-  call('SET', LINE, token .. '\n' .. claim, 'PX', ttl + GRACE_MS)
-  tell('granted', read(claim))
+  call('SET', LINE, token .. '\n' .. claim, 'PX', ARGV[5])
+  tell('granted', claim)
   return { 'held', fence, ttl, expired }
 end
 local span = holds and ttl or patience
 if form == 'alone' then unfold() end
 enter(token, claim, now + span)
 if form == 'none' then
-  call('HSET', LINE, 'cap', cap, 'n', 0, 'u', 0)
+  call('HSET', LINE, 'cap', cap, 'n', 0, 'u', 0, 'h', SHARED)
   for _, key in ipairs({ LINE, ORDER, EXPIRY }) do
     call('PEXPIRE', key, span + GRACE_MS)
   end
@@ -98,12 +128,12 @@ else
   keep(span)
 end
 if not holds then
-  tell('queued', read(claim))
+  tell('queued', claim)
   return { 'queued', count + (foreign and 1 or 0), retry(count, units), expired }
 end
 n = n + 1
 u = u + units
-call('HSET', LINE, 'n', n, 'u', u, 'g:' .. token, now)
+call('HSET', LINE, 'n', n, 'u', u, 'h', SHARED, 'g:' .. token, now_text)
 mark()
-tell('granted', read(claim))
+tell('granted', claim)
 return { 'held', fence, ttl, expired }

@@ -1,20 +1,19 @@
 -- Takes a name from whoever holds it, clients of other libraries among them.
 --
 -- KEYS  1 lock  2 line  3 order  4 expiry  5 fence
--- ARGV  1 the channel of events  2 the reason
+-- ARGV  1 the channel of events  2 the lock key's length, newline, lock key  3 the reason
 -- Answers expired, then holder id and label of each.
 
 local time = redis.call('TIME')
 -- @line
 
-open()
+open('')
 local evicted = {}
 local function take(text)
-  local claim = read(text)
-  evicted[#evicted + 1] = claim.holder
-  evicted[#evicted + 1] = claim.label
-  tell('evicted', claim, ARGV[2])
-  return claim
+  local holder, label = who(text)
+  evicted[#evicted + 1] = holder
+  evicted[#evicted + 1] = label
+  tell('evicted', text, ARGV[3])
 end
 if foreign then
   evicted = { '', 'foreign' }
@@ -25,9 +24,11 @@ elseif form == 'alone' then
   call('DEL', LOCK, LINE)
 end
 if form == 'line' then
-  for _, member in ipairs(n > 0 and call('ZRANGE', ORDER, 0, n - 1) or {}) do
-    local token = string.match(member, '^%d+:(%x+):')
-    remove(token, take(call('HGET', LINE, token)))
+  for _, place in ipairs(n > 0 and call('ZRANGE', ORDER, 0, n - 1) or {}) do
+    local token = token_of(place)
+    local _, text = parted(call('HGET', LINE, token))
+    take(text)
+    remove(token, place, true)
   end
   settle()
 end

@@ -5,16 +5,18 @@
 -- KEYS  1 lock: the plain string that clients of other libraries respect. Holds the token of an
 --         exclusive lease, or SHARED while there are others. Its expiry is the lease's.
 --       2 line: a string while one exclusive lease is alone (token, newline, claim), a hash when
---         there is a line: `cap` its capacity, `n` how many claims hold, `u` their units,
---         TOKEN -> claim, `g:TOKEN` -> since when it holds
---       3 order: `FENCE:TOKEN:UNITS` of every claim, sorted as text
+--         there is a line: `cap` its capacity, `n` how many claims hold, `u` their units, `h`
+--         what it has put at the lock key, TOKEN -> place, newline, claim, and `g:TOKEN` -> since
+--         when it holds, for those who do
+--       3 order: the place of every claim, sorted as text
 --       4 expiry: TOKEN -> when it lapses
 --       5 fence: the last number given out in this slot; never expires
--- ARGV  1 the channel of events
+-- ARGV  1 the channel of events  2 the lock key's length, newline, lock key, for events
 --
--- A claim is text: fence, units, joined, holder id, mailbox, label, each with a newline behind,
--- then the note. Instants are milliseconds on this server's clock; a claim lives through the one
--- in which it lapses, as keys do, so that rounding never ends it early.
+-- A claim is text: fence, joined, units, holder id, mailbox, label, each with a newline behind,
+-- then the note. A place is its fence in 20 digits, its token and its mailbox in 32 each, and its
+-- units. Instants are milliseconds on this server's clock; a claim lives through the one in which
+-- it lapses, as keys do, so that rounding never ends it early.
 
 local LOCK, LINE, ORDER, EXPIRY, FENCE = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local SHARED = 'leasehold:shared'
@@ -25,66 +27,70 @@ local GRACE_MS = 600000
 -- How often whoever is next looks whether a client of another library has let go.
 local FOREIGN_MS = 200
 -- Among how many claims before it a claim looks for the instant to ask again.
-local WINDOW = 16
+local WINDOW = 4
 local CLAIMS_MAX = 10000
 
-local call = redis.call
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local call, sub = redis.call, string.sub
+-- The present instant, as text too: turning numbers into text is what costs most here.
+local now_text = time[1] .. sub('00000' .. time[2], -6, -4)
+local now = tonumber(now_text)
 -- 'none', 'alone' or 'line'.
 local form
 -- The line's capacity, how many of its claims hold, and their units.
 local cap, n, u = 0, 0, 0
 -- The token and the text of a lease that is alone.
 local alone_token, alone_claim
--- Whether somebody else's value is at the lock key.
-local foreign = false
--- Whether the value at the lock key is this line's.
-local ours = false
+-- Whether somebody else's value is at the lock key, or this line's.
+local foreign, ours = false, false
+-- What the hash has of the claim that this is about: its place and text, and since when it holds.
+local known, known_since
 -- How many leases were found expired.
 local expired = 0
 
-local function read(text)
-  local fence, units, joined, holder, mailbox, label =
-    string.match(text, '^(%d+)\n(%d+)\n(%d+)\n(%x+)\n([^\n]*)\n([^\n]*)\n')
-  return { fence = fence, units = units, joined = joined, holder = holder,
-           mailbox = mailbox, label = label }
+-- The parts of a place.
+local function token_of(place) return sub(place, 21, 52) end
+local function mailbox_of(place) return sub(place, 53, 84) end
+local function units_of(place) return tonumber(sub(place, 85)) end
+
+-- Place and text in a field of the hash.
+local function parted(entry)
+  local at = string.find(entry, '\n', 85, true)
+  return sub(entry, 1, at - 1), sub(entry, at + 1)
 end
 
-local function place(claim, token)
-  return string.rep('0', 20 - #claim.fence) .. claim.fence .. ':' .. token .. ':' .. claim.units
+-- The holder's id and label in a claim's text.
+local function who(text)
+  return string.match(text, '^%d+\n%d+\n%d+\n(%x+)\n%x*\n([^\n]*)\n')
 end
 
-local function tell(kind, claim, reason)
-  call('PUBLISH', ARGV[1], table.concat({ kind, claim.fence, claim.holder, claim.label,
-    #LOCK, LOCK .. (reason or '') }, '\n'))
+-- Tells those who watch. A reason stands behind a NUL, which no note has.
+local function tell(kind, text, reason)
+  if reason then text = text .. '\0' .. reason end
+  call('PUBLISH', ARGV[1], kind .. '\n' .. ARGV[2] .. text)
 end
 
--- Takes a claim out of the hash; says whether it held.
-local function remove(token, claim)
-  local member = place(claim, token)
-  -- A companion that was evicted must not make the others unusable.
-  local held = (call('ZRANK', ORDER, member) or n) < n
+-- Takes a claim out of the hash. `held` says whether it was among those who hold.
+local function remove(token, place, held)
   if held then
     n = n - 1
-    u = u - claim.units
+    u = u - units_of(place)
   end
-  call('ZREM', ORDER, member)
+  call('ZREM', ORDER, place)
   call('ZREM', EXPIRY, token)
   call('HDEL', LINE, token, 'g:' .. token)
-  return held
 end
 
 local function expire(token)
-  local text = call('HGET', LINE, token)
-  if not text then
+  local entry, since = unpack(call('HMGET', LINE, token, 'g:' .. token))
+  if not entry then
+    -- A companion that was evicted must not make the others unusable.
     call('ZREM', EXPIRY, token)
     return
   end
-  local claim = read(text)
-  if remove(token, claim) then
-    expired = expired + 1
-  end
-  tell('expired', claim)
+  local place, text = parted(entry)
+  if since then expired = expired + 1 end
+  remove(token, place, since)
+  tell('expired', text)
 end
 
 -- The lock key lives as long as the longest of those who share it.
@@ -96,70 +102,75 @@ end
 
 -- Lets everybody hold who fits now, rings them, and writes the sums down.
 local function settle()
-  local shared = false
-  while not foreign do
-    local member = call('ZRANGE', ORDER, n, n)[1]
-    if not member then break end
-    local token, units = string.match(member, '^%d+:(%x+):(%d+)$')
+  local shared, told = false, false
+  while not foreign and u < cap do
+    local at = n == 0 and '0' or n
+    local place = call('ZRANGE', ORDER, at, at)[1]
+    if not place then break end
+    local token, units = token_of(place), units_of(place)
     if u + units > cap then break end
     n = n + 1
     u = u + units
-    local claim = read(call('HGET', LINE, token))
-    call('HSET', LINE, 'g:' .. token, now)
-    if cap == ALL and u == ALL then
-      local left = call('ZSCORE', EXPIRY, token) - now
-      call('SET', LOCK, token, 'PX', math.max(left, 1))
+    local _, text = parted(call('HGET', LINE, token))
+    if units == ALL and cap == ALL then
+      call('SET', LOCK, token, 'PXAT', call('ZSCORE', EXPIRY, token))
+      call('HSET', LINE, 'n', '1', 'u', sub(place, 85), 'h', token, 'g:' .. token, now_text)
       ours = true
     else
+      call('HSET', LINE, 'n', n, 'u', u, 'h', SHARED, 'g:' .. token, now_text)
       shared = true
     end
-    call('PUBLISH', claim.mailbox, token .. claim.fence)
-    tell('granted', claim)
+    told = true
+    call('PUBLISH', 'leasehold:mailbox:' .. mailbox_of(place), sub(place, 1, 52))
+    tell('granted', text)
   end
-  if call('ZCARD', ORDER) == 0 then
+  if shared then mark() end
+  if n == 0 and call('ZCARD', ORDER) == 0 then
     call('DEL', LINE, ORDER, EXPIRY)
     if ours then call('DEL', LOCK) end
     form, ours = 'none', false
-    return
+  elseif not told then
+    call('HSET', LINE, 'n', n, 'u', u)
   end
-  if shared then mark() end
-  call('HSET', LINE, 'n', n, 'u', u)
 end
 
--- Finds out how the line stands, and takes out what has lapsed.
-local function open()
+-- Finds out how the line stands, and takes out what has lapsed. `token` is the claim that this is
+-- about.
+local function open(token)
   local lock = redis.pcall('GET', LOCK)
   local kind = call('TYPE', LINE).ok
   if kind == 'string' then
-    alone_token, alone_claim = string.match(call('GET', LINE), '^(%x+)\n(.*)$')
+    local alone = call('GET', LINE)
+    alone_token, alone_claim = sub(alone, 1, 32), sub(alone, 34)
     if lock == alone_token then
       form, cap, n, u, ours = 'alone', ALL, 1, ALL, true
       return
     end
     -- The lock key was the lease. It expired, or somebody deleted it.
     expired = expired + 1
-    tell('expired', read(alone_claim))
+    tell('expired', alone_claim)
     call('DEL', LINE)
   elseif kind == 'hash' then
     form = 'line'
-    local head = call('HMGET', LINE, 'cap', 'n', 'u')
+    local head = call('HMGET', LINE, 'cap', 'n', 'u', 'h', token, 'g:' .. token)
     cap, n, u = tonumber(head[1]), tonumber(head[2]), tonumber(head[3])
-    ours = lock == SHARED or type(lock) == 'string' and call('HEXISTS', LINE, lock) == 1
+    known, known_since = head[5], head[6]
+    ours = lock ~= false and lock == head[4]
     foreign = not ours and lock ~= false
-    local changed = false
-    if not ours then
-      for _, member in ipairs(n > 0 and call('ZRANGE', ORDER, 0, n - 1) or {}) do
-        expire(string.match(member, '^%d+:(%x+):'))
-        changed = true
-      end
+    local before = n
+    if not ours and n > 0 then
+      for _, place in ipairs(call('ZRANGE', ORDER, 0, n - 1)) do expire(token_of(place)) end
     end
-    while true do
-      local dead = call('ZRANGEBYSCORE', EXPIRY, '-inf', '(' .. now, 'LIMIT', 0, 100)
-      if #dead == 0 then break end
-      changed = true
-      for _, token in ipairs(dead) do expire(token) end
+    local dead = call('ZRANGEBYSCORE', EXPIRY, '-inf', '(' .. now_text, 'LIMIT', '0', '100')
+    while #dead > 0 do
+      for _, dying in ipairs(dead) do expire(dying) end
+      before = -1
+      dead = call('ZRANGEBYSCORE', EXPIRY, '-inf', '(' .. now_text, 'LIMIT', '0', '100')
     end
-    if changed or n == 0 then settle() end
+    if n ~= before or n == 0 then
+      settle()
+      known, known_since = unpack(call('HMGET', LINE, token, 'g:' .. token))
+    end
     return
   end
   call('DEL', ORDER, EXPIRY)
@@ -167,26 +178,30 @@ local function open()
   foreign = lock ~= false
 end
 
--- Keeps the companions for this long and a while longer.
+-- Keeps the companions for this long and a while longer; seldom, because it is a long while.
 local function keep(span)
-  for _, key in ipairs({ LINE, ORDER, EXPIRY }) do
-    call('PEXPIRE', key, span + GRACE_MS, 'GT')
+  if call('PTTL', LINE) < span + GRACE_MS / 2 then
+    for _, key in ipairs({ LINE, ORDER, EXPIRY }) do
+      call('PEXPIRE', key, span + GRACE_MS)
+    end
   end
 end
 
 -- Puts a claim into the hash. `lapses` is an instant.
 local function enter(token, text, lapses)
-  call('HSET', LINE, token, text)
-  call('ZADD', ORDER, 0, place(read(text), token))
+  local fence, units, mailbox = string.match(text, '^(%d+)\n%d+\n(%d+)\n%x+\n(%x*)\n')
+  local place = string.rep('0', 20 - #fence) .. fence .. token .. mailbox .. units
+  call('HSET', LINE, token, place .. '\n' .. text)
+  call('ZADD', ORDER, '0', place)
   call('ZADD', EXPIRY, lapses, token)
 end
 
 -- Makes a hash of a lease that was alone.
 local function unfold()
   local left = call('PTTL', LOCK)
-  local claim = read(alone_claim)
+  local joined = string.match(alone_claim, '^%d+\n(%d+)')
   call('DEL', LINE)
-  call('HSET', LINE, 'cap', ALL, 'n', 1, 'u', ALL, 'g:' .. alone_token, claim.joined)
+  call('HSET', LINE, 'cap', ALL, 'n', 1, 'u', ALL, 'h', alone_token, 'g:' .. alone_token, joined)
   enter(alone_token, alone_claim, now + left)
   for _, key in ipairs({ LINE, ORDER, EXPIRY }) do
     call('PEXPIRE', key, left + GRACE_MS)
@@ -204,22 +219,25 @@ end
 local function retry(ahead, units)
   if foreign then return foreign_retry() end
   if ahead == 0 then return 0 end
-  local room = cap - units
-  local before, tokens = {}, {}
-  for i, member in ipairs(call('ZRANGE', ORDER, math.max(ahead - WINDOW, 0), ahead - 1)) do
-    local token, taken = string.match(member, '^%d+:(%x+):(%d+)$')
-    tokens[i] = token
-    before[i] = { units = tonumber(taken) }
+  local places = call('ZRANGE', ORDER, math.max(ahead - WINDOW, 0), ahead - 1)
+  local tokens = {}
+  for i, place in ipairs(places) do tokens[i] = token_of(place) end
+  local before = call('ZMSCORE', EXPIRY, unpack(tokens))
+  if units == cap then
+    -- Every one of them must be gone.
+    local last = 0
+    for _, lapses in ipairs(before) do last = math.max(last, tonumber(lapses)) end
+    return last - now
   end
-  for i, lapses in ipairs(call('ZMSCORE', EXPIRY, unpack(tokens))) do
-    before[i].lapses = tonumber(lapses)
+  for i, place in ipairs(places) do
+    before[i] = { lapses = tonumber(before[i]), units = units_of(place) }
   end
   table.sort(before, function(a, b) return a.lapses > b.lapses end)
   local sum, last = 0, 0
   for _, claim in ipairs(before) do
     sum = sum + claim.units
     last = claim.lapses - now
-    if sum > room then return last end
+    if sum > cap - units then return last end
   end
   return #before == ahead and 0 or last
 end
@@ -228,30 +246,26 @@ end
 local function first()
   if foreign then return '', 'foreign' end
   if form == 'none' then return '', '' end
-  local text = alone_claim
-  if form == 'line' then
-    local member = call('ZRANGE', ORDER, 0, 0)[1]
-    text = call('HGET', LINE, string.match(member, '^%d+:(%x+):'))
-  end
-  local claim = read(text)
-  return claim.holder, claim.label
+  if form == 'alone' then return who(alone_claim) end
+  local place = call('ZRANGE', ORDER, 0, 0)[1]
+  local _, text = parted(call('HGET', LINE, token_of(place)))
+  return who(text)
 end
 
 -- Starts a claim's time anew, and says how it stands.
-local function refresh(token, text, ttl, patience)
-  local claim = read(text)
-  local rank = call('ZRANK', ORDER, place(claim, token)) or n
-  local held = rank < n
-  local span = tonumber(held and ttl or patience)
+local function refresh(token, ttl, patience)
+  local place, text = parted(known)
+  local span = tonumber(known_since and ttl or patience)
   call('ZADD', EXPIRY, now + span, token)
   keep(span)
-  if not held then
-    return { 'queued', rank + (foreign and 1 or 0), retry(rank, claim.units), expired }
+  if not known_since then
+    local ahead = call('ZRANK', ORDER, place)
+    return { 'queued', ahead + (foreign and 1 or 0), retry(ahead, units_of(place)), expired }
   end
   if cap == ALL and u == ALL then
     call('PEXPIRE', LOCK, span)
   else
     mark()
   end
-  return { 'held', claim.fence, span, expired }
+  return { 'held', string.match(text, '^%d+'), span, expired }
 end

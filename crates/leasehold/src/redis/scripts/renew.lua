@@ -2,29 +2,27 @@
 -- so it works on a server that has none left.
 --
 -- KEYS  1 lock  2 line  3 order  4 expiry  5 fence
--- ARGV  1 the channel of events  2 token  3 ttl in ms  4 patience in ms
+-- ARGV  1 the channel of events  2 the lock key's length, newline, lock key
+--       3 token  4 ttl in ms  5 the same and a while longer  6 patience in ms
 -- Answers as claim.lua does.
 
-local token, ttl = ARGV[2], tonumber(ARGV[3])
-
 -- The shortest way: an exclusive lease with nobody behind it.
-if redis.pcall('GET', KEYS[1]) == token then
+if redis.pcall('GET', KEYS[1]) == ARGV[3] then
   local alone = redis.pcall('GET', KEYS[2])
-  if type(alone) == 'string' and string.sub(alone, 1, #token) == token then
-    redis.call('PEXPIRE', KEYS[1], ttl)
-    redis.call('PEXPIRE', KEYS[2], ttl + 600000)
-    return { 'held', string.match(alone, '^%d+', #token + 2), ttl, 0 }
+  if type(alone) == 'string' and string.sub(alone, 1, #ARGV[3]) == ARGV[3] then
+    redis.call('PEXPIRE', KEYS[1], ARGV[4])
+    redis.call('PEXPIRE', KEYS[2], ARGV[5])
+    return string.match(alone, '^%d+', #ARGV[3] + 2)
   end
 end
 
 local time = redis.call('TIME')
 -- @line
 
-open()
-if form == 'line' then
-  local known = call('HGET', LINE, token)
-  if known then return refresh(token, known, ttl, ARGV[4]) end
+open(ARGV[3])
+if known then
+  return refresh(ARGV[3], ARGV[4], ARGV[6])
 end
-local count = form == 'alone' and 1 or call('ZCARD', ORDER)
+local count = form == 'line' and call('ZCARD', ORDER) or n
 local holder, label = first()
 return { 'out', count + (foreign and 1 or 0), 0, expired, holder, label }

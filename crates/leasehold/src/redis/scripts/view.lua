@@ -16,23 +16,21 @@ if kind == 'string' then
   local token, text = string.match(alone, '^(%x+)\n(.*)$')
   if lock == token then state = 'ours' end
   local lapses = string.format('%.0f', now + left)
-  return { now, state, left, '4294967295', token, text, lapses, string.match(text, '^%d+\n%d+\n(%d+)') }
+  return { now, state, left, '4294967295', token, text, lapses, string.match(text, '^%d+\n(%d+)') }
 end
 if kind ~= 'hash' then
   return { now, state, left, '4294967295' }
 end
 
-if lock == 'leasehold:shared' or type(lock) == 'string'
-  and redis.call('HEXISTS', KEYS[2], lock) == 1 then
-  state = 'ours'
-end
-local answer = { now, state, left, redis.call('HGET', KEYS[2], 'cap') }
-local members = redis.call('ZRANGE', KEYS[3], 0, -1)
+local head = redis.call('HMGET', KEYS[2], 'cap', 'h')
+if lock == head[2] then state = 'ours' end
+local answer = { now, state, left, head[1] }
+local places = redis.call('ZRANGE', KEYS[3], 0, -1)
 -- In pieces, because a call takes only so many arguments.
-for from = 1, #members, 1000 do
+for from = 1, #places, 1000 do
   local tokens, grants = {}, {}
-  for i = from, math.min(from + 999, #members) do
-    local token = string.match(members[i], '^%d+:(%x+):')
+  for i = from, math.min(from + 999, #places) do
+    local token = string.sub(places[i], 21, 52)
     tokens[#tokens + 1] = token
     grants[#grants + 1] = 'g:' .. token
   end
@@ -41,7 +39,7 @@ for from = 1, #members, 1000 do
   local lapses = redis.call('ZMSCORE', KEYS[4], unpack(tokens))
   for i, token in ipairs(tokens) do
     answer[#answer + 1] = token
-    answer[#answer + 1] = texts[i]
+    answer[#answer + 1] = string.sub(texts[i], string.find(texts[i], '\n', 1, true) + 1)
     answer[#answer + 1] = string.format('%.0f', lapses[i])
     answer[#answer + 1] = since[i] or ''
   end

@@ -1,0 +1,178 @@
+//! A Cluster: names of every shape, slots that move while they are used, and its password.
+
+use std::time::Duration;
+
+use leasehold::claim::Standing;
+use leasehold::engine::{Engine, Query};
+use leasehold::error::Config;
+use leasehold::redis::Redis;
+use leasehold::{Error, LeaseState, Mode, Released};
+use leasehold_testkit::{Group, Server, servers};
+
+use crate::support::*;
+
+async fn cluster() -> Group {
+    servers::Redis::new().start_cluster().await.expect("a cluster starts")
+}
+
+fn id(server: &Server) -> String {
+    told(server, &["CLUSTER", "MYID"])
+}
+
+/// The server that has a key's slot, and the slot.
+fn place<'a>(group: &'a Group, key: &str) -> (&'a Server, String) {
+    let slot = told(&group.servers()[0], &["CLUSTER", "KEYSLOT", key]);
+    let own = group.servers().iter().find(|server| server.redis(&["TYPE", key]).is_ok());
+    (own.expect("one of them has the slot"), slot)
+}
+
+fn other<'a>(group: &'a Group, than: &Server) -> &'a Server {
+    let another = group.servers().iter().find(|server| server.port() != than.port());
+    another.expect("there are three")
+}
+
+/// Moves the keys of a slot, and does something when half of them have moved.
+async fn migrate(group: &Group, from: &Server, slot: &str, half_way: impl AsyncFnOnce()) {
+    let to = other(group, from);
+    told(to, &["CLUSTER", "SETSLOT", slot, "IMPORTING", &id(from)]);
+    told(from, &["CLUSTER", "SETSLOT", slot, "MIGRATING", &id(to)]);
+    let port = to.port().to_string();
+    let mut half_way = Some(half_way);
+    loop {
+        let keys = told(from, &["CLUSTER", "GETKEYSINSLOT", slot, "1"]);
+        let Some(key) = keys.lines().next() else { break };
+        // A key that expires or is deleted at this moment is no failure.
+        told(from, &["MIGRATE", "127.0.0.1", &port, key, "0", "5000"]);
+        if let Some(half_way) = half_way.take() {
+            half_way().await;
+        }
+    }
+    for server in [to, from] {
+        told(server, &["CLUSTER", "SETSLOT", slot, "NODE", &id(to)]);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f67_slot_moves_while_its_lock_is_held_and_waited_for() {
+    let group = cluster().await;
+    let (one, two) = (early_client(group.url()).await, client(group.url()).await);
+    let request = one.claim("report").ttl(Duration::from_secs(8));
+    let lease = request.acquire().await.expect("free");
+    let waiter = Waiter::queue(&two, &two, "report", 0).await;
+    let (from, slot) = place(&group, "lock:report");
+    migrate(&group, from, &slot, async || {
+        // With half of its keys here and half there nothing can be done, and nothing is lost.
+        assert!(lease.is_held() && waiter.is_waiting());
+    })
+    .await;
+    assert_eq!(told(from, &["CLUSTER", "COUNTKEYSINSLOT", &slot]), "0");
+    until_renewed(&lease).await;
+    until_renewed(&lease).await;
+    assert_eq!(lease.state(), LeaseState::Held);
+    assert!(waiter.is_waiting());
+    let line = two.show("report").await.expect("an answer").expect("it is held");
+    assert_eq!((line.held[0].fence, line.waiting.len()), (lease.fence(), 1));
+    let fence = lease.fence();
+    assert_eq!(lease.release().await.expect("an answer"), Released::Released);
+    let next = waiter.granted().await;
+    assert!(next.fence() > fence, "its counter moved with it");
+    assert_eq!(next.release().await.expect("an answer"), Released::Released);
+    assert!(one.mutex("report").try_lock().await.expect("an answer").is_some());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f67_claim_in_the_middle_of_a_move_is_answered_after_it() {
+    let group = cluster().await;
+    let one = client(group.url()).await;
+    let lease = one.mutex("report").ttl(LONG).lock().await.expect("free");
+    let (from, slot) = place(&group, "lock:report");
+    let mut asked = None;
+    migrate(&group, from, &slot, async || {
+        asked = Some(Waiter::start(one.claim("report").ttl(LONG)));
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    })
+    .await;
+    let fence = lease.fence();
+    lease.release().await.expect("an answer");
+    assert!(asked.expect("it was asked").granted().await.fence() > fence);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f67_names_with_braces_in_any_arrangement_keep_to_one_slot() {
+    let group = cluster().await;
+    let engine = engine(group.url()).await;
+    let other = self::engine(group.url()).await;
+    let names = [
+        "plain", "{a}", "{}", "}{", "{{x}}", "a{b", "a}b", "{}{c}", "x{y}z{w}", "}", "{", "{a}b",
+        "{{}}", "}}{{", "a{}b{c}", "{a", "a}", "{ }", "{\n}", "{é}",
+    ];
+    for name in names {
+        let (one, two) = (claim(name, Mode::Exclusive), claim(name, Mode::Exclusive));
+        held(&engine, &one).await;
+        queued(&other, &two).await;
+        let answers = engine.renew(&[renewal(&one), renewal(&two)]).await.expect("an answer");
+        assert!(matches!(answers[0], Standing::Held { .. }), "{name}: {answers:?}");
+        assert!(matches!(answers[1], Standing::Queued { .. }), "{name}: {answers:?}");
+        let query = Query::name(one.key.name.clone());
+        assert_eq!(other.inspect(&query).await.expect("an answer").lines.len(), 1, "{name}");
+        engine.release(&[one.key]).await.expect("an answer");
+        let wake = soon("a bell", other.wait(&two.key)).await.expect("an answer");
+        assert!(matches!(wake, leasehold::engine::Wake::Holds { .. }), "{name}: {wake:?}");
+        other.release(&[two.key]).await.expect("an answer");
+        let shared = [claim(name, Mode::Shared), claim(name, Mode::Shared)];
+        for claim in &shared {
+            held(&engine, claim).await;
+        }
+        let page = engine.inspect(&Query::all()).await.expect("an answer");
+        assert_eq!(page.lines.len(), 1, "{name}");
+        assert_eq!(page.lines[0].name.as_str(), name);
+        engine.release(&shared.map(|claim| claim.key)).await.expect("an answer");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn cluster_asks_for_its_password_at_every_node() {
+    let options = servers::Redis::new().password("p@ss/1");
+    let group = options.start_cluster().await.expect("a cluster starts");
+    let (one, two) = (client(group.url()).await, client(group.url()).await);
+    for number in 0..12 {
+        let name = format!("name {number}");
+        let lease = one.mutex(&name).ttl(LONG).lock().await.expect("free");
+        let waiter = Waiter::queue(&two, &two, &name, 0).await;
+        lease.release().await.expect("an answer");
+        waiter.granted().await.release().await.expect("an answer");
+    }
+    one.examine().await.expect("doctor gets through");
+    let wrong = group.url().replace("p%40ss%2F1", "wrong-one");
+    assert_ne!(wrong, group.url());
+    for url in [wrong.clone(), wrong.replace(":wrong-one@", "")] {
+        let error = soon("a refusal", Redis::open(&url)).await.expect_err("a wrong password");
+        assert!(matches!(error, Error::Config(Config::Denied { .. })), "{error:?}");
+        assert!(!format!("{error:?}").contains("wrong-one"), "{error:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn node_of_a_cluster_behind_a_plain_url_is_refused_with_advice() {
+    let group = cluster().await;
+    let mut refused = 0;
+    for server in group.servers() {
+        match soon("an answer", Redis::open(server.url())).await {
+            Err(error) => {
+                assert!(matches!(error, Error::Store { transient: false, .. }), "{error:?}");
+                assert!(error.to_string().contains("redis+cluster"), "{error}");
+                refused += 1;
+            }
+            // One of them has the slot of the store's id; names elsewhere are refused then.
+            Ok(engine) => {
+                let mut answers = Vec::new();
+                for number in 0..40 {
+                    answers.push(engine.claim(&claim(&number.to_string(), Mode::Exclusive)).await);
+                }
+                let error = answers.into_iter().find_map(Result::err).expect("a refusal");
+                assert!(error.to_string().contains("redis+cluster"), "{error}");
+            }
+        }
+    }
+    assert!(refused >= 2, "{refused}");
+}

@@ -1,0 +1,260 @@
+//! What verbs cost the server: exchanges, commands, and keys that stay. Counted, never timed.
+
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use futures_util::stream::{self, StreamExt};
+use leasehold::Mode;
+use leasehold::claim::{Claim, ClaimKey, Standing};
+use leasehold::engine::Engine;
+use leasehold::redis::Redis;
+use leasehold_testkit::{Server, servers};
+
+use crate::support::*;
+
+/// Every command a server ran, in scripts too.
+fn work(server: &Server) -> u64 {
+    let stats = told(server, &["INFO", "commandstats"]);
+    let counts = stats.lines().filter(|line| !line.starts_with("cmdstat_info"));
+    let counts = counts.filter_map(|line| line.split("calls=").nth(1)?.split(',').next());
+    counts.map(|count| count.parse::<u64>().expect("a count")).sum()
+}
+
+/// Exchanges with clients: commands that did not come from a script.
+fn exchanges(server: &Server) -> u64 {
+    let stats = told(server, &["INFO", "stats"]);
+    let line = stats.lines().find_map(|line| line.strip_prefix("total_reads_processed:"));
+    line.expect("a count").trim().parse().expect("a count")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_verb_is_one_script_call() {
+    let server = server().await;
+    let engine = engine(server.url()).await;
+    let warm = claim("warm-up", Mode::Exclusive);
+    held(&engine, &warm).await;
+    engine.renew(&[renewal(&warm)]).await.expect("an answer");
+    engine.release(std::slice::from_ref(&warm.key)).await.expect("an answer");
+    let count = async |verb: &str, made: &mut dyn FnMut() -> u64| {
+        assert_eq!(made(), 1, "{verb}");
+    };
+    let mut before = script_calls(&server);
+    let mut since = || {
+        let now = script_calls(&server);
+        now - std::mem::replace(&mut before, now)
+    };
+    let (one, two) = (claim("report", Mode::Exclusive), claim("report", Mode::Exclusive));
+    held(&engine, &one).await;
+    count("claim", &mut since).await;
+    queued(&engine, &two).await;
+    count("join", &mut since).await;
+    engine.renew(&[renewal(&one)]).await.expect("an answer");
+    count("renew", &mut since).await;
+    engine.release(&[one.key]).await.expect("an answer");
+    count("release", &mut since).await;
+    soon("a bell", engine.wait(&two.key)).await.expect("an answer");
+    assert_eq!(since(), 0, "wait");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn all_claims_of_a_client_are_renewed_and_released_in_one_exchange() {
+    const NAMES: usize = 200;
+    let server = server().await;
+    let engine = engine(server.url()).await;
+    let mut claims = Vec::new();
+    for number in 0..NAMES {
+        let mode = [Mode::Exclusive, Mode::Shared, Mode::Permits { take: 1, of: 3 }][number % 3];
+        let claim = claim(&format!("name {number}"), mode);
+        held(&engine, &claim).await;
+        claims.push(claim);
+    }
+    let waiting = claim("name 0", Mode::Exclusive);
+    queued(&engine, &waiting).await;
+    claims.push(waiting);
+    let renewals: Vec<_> = claims.iter().map(renewal).collect();
+    let keys: Vec<ClaimKey> = claims.iter().map(|claim| claim.key.clone()).collect();
+    engine.renew(&renewals).await.expect("an answer");
+    let before = (exchanges(&server), script_calls(&server));
+    engine.renew(&renewals).await.expect("an answer");
+    let after = (exchanges(&server), script_calls(&server));
+    assert_eq!(after.1 - before.1, NAMES as u64 + 1);
+    // The server may need a few reads for one long request. Three of them are the questions here.
+    assert!(after.0 - before.0 <= 12, "{} reads", after.0 - before.0);
+    // The server does not know this script yet: one call brings it along for all.
+    let before = exchanges(&server);
+    engine.release(&keys).await.expect("an answer");
+    assert!(exchanges(&server) - before <= 12, "{} reads", exchanges(&server) - before);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn keeper_renews_everything_together() {
+    const NAMES: usize = 60;
+    let server = server().await;
+    let one = client(server.url()).await;
+    let mut leases = Vec::new();
+    for number in 0..NAMES {
+        let mutex = one.mutex(format!("name {number}")).ttl(Duration::from_secs(3));
+        leases.push(mutex.lock().await.expect("free"));
+    }
+    until_renewed(&leases[NAMES - 1]).await;
+    let before = (exchanges(&server), script_calls(&server));
+    until_renewed(&leases[NAMES - 1]).await;
+    let after = (exchanges(&server), script_calls(&server));
+    let renewed = after.1 - before.1;
+    assert!((1..=2 * NAMES as u64).contains(&renewed), "{renewed} renewals");
+    // A few more than one: leases are not all due at the same instant, and there is a tally.
+    assert!(after.0 - before.0 <= 20, "{} reads for {renewed} renewals", after.0 - before.0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn cluster_renews_with_one_call_a_name_and_no_redirections() {
+    const NAMES: usize = 60;
+    let group = servers::Redis::new().start_cluster().await.expect("a cluster starts");
+    let engine = engine(group.url()).await;
+    let mut claims = Vec::new();
+    for number in 0..NAMES {
+        let claim = claim(&format!("name {number}"), Mode::Exclusive);
+        held(&engine, &claim).await;
+        claims.push(claim);
+    }
+    let renewals: Vec<_> = claims.iter().map(renewal).collect();
+    engine.renew(&renewals).await.expect("an answer");
+    let sum = || group.servers().iter().map(script_calls).sum::<u64>();
+    let before = sum();
+    engine.renew(&renewals).await.expect("an answer");
+    assert_eq!(sum() - before, NAMES as u64);
+    for server in group.servers() {
+        let errors = told(server, &["INFO", "errorstats"]);
+        assert!(!errors.contains("MOVED") && !errors.contains("CROSSSLOT"), "{errors}");
+    }
+}
+
+/// Script calls for each lease that was handed on, with this many waiting at a time.
+async fn calls_per_cycle(waiters: usize) -> f64 {
+    const CYCLES: usize = 200;
+    let server = server().await;
+    let one = client(server.url()).await;
+    let lease = one.mutex("report").ttl(LONG).lock().await.expect("free");
+    let total = waiters + CYCLES;
+    let mut tasks = tokio::task::JoinSet::new();
+    let (ended, mut ends) = tokio::sync::mpsc::channel::<()>(total);
+    for _ in 0..waiters {
+        let (request, ended) = (one.claim("report").ttl(LONG), ended.clone());
+        // Each goes back to the end of the line as often as its share of the cycles.
+        let rounds = CYCLES / waiters + 1;
+        tasks.spawn(async move {
+            for _ in 0..rounds {
+                let lease = request.acquire().await.expect("a grant");
+                lease.release().await.expect("an answer");
+                ended.send(()).await.expect("the test counts");
+            }
+        });
+    }
+    until_waiting(&one, "report", waiters).await;
+    let before = script_calls(&server);
+    lease.release().await.expect("an answer");
+    let mut cycles = 0;
+    drop(ended);
+    while soon("a cycle", ends.recv()).await.is_some() {
+        cycles += 1;
+    }
+    while let Some(task) = tasks.join_next().await {
+        task.expect("no panic");
+    }
+    (script_calls(&server) - before) as f64 / f64::from(cycles)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn contended_cycle_is_three_commands_at_most_at_any_number_of_waiters() {
+    for waiters in [2, 16, 64] {
+        let calls = calls_per_cycle(waiters).await;
+        assert!(calls <= 3.0, "{calls} with {waiters} waiters");
+    }
+}
+
+/// Puts `count` more waiting claims into the line of a name.
+async fn lengthen(engine: &Redis, name: &str, count: usize) {
+    let claims = stream::iter(0..count).map(|_| async {
+        let standing = engine.claim(&claim(name, Mode::Exclusive)).await.expect("an answer");
+        assert!(matches!(standing, Standing::Queued { .. }), "{standing:?}");
+    });
+    claims.buffer_unordered(200).collect::<Vec<()>>().await;
+}
+
+/// Commands in the scripts of join, renew, try and release, with so many waiting.
+async fn work_at(server: &Server, engine: &Redis, name: &str) -> [u64; 5] {
+    let lease = claim(name, Mode::Exclusive);
+    let mut counts = [0; 5];
+    let mut before = work(server);
+    let mut note = |place: usize| {
+        let now = work(server);
+        counts[place] = now - std::mem::replace(&mut before, now);
+    };
+    queued(engine, &lease).await;
+    note(0);
+    engine.renew(&[renewal(&lease)]).await.expect("an answer");
+    note(1);
+    engine.claim(&lease).await.expect("an answer");
+    note(2);
+    let passer_by = Claim { join: false, ..claim(name, Mode::Exclusive) };
+    engine.claim(&passer_by).await.expect("an answer");
+    note(3);
+    engine.release(&[lease.key]).await.expect("an answer");
+    note(4);
+    counts
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn scripts_do_not_work_harder_on_a_long_line() {
+    let server = server().await;
+    let engine = engine(server.url()).await;
+    let holder = claim("report", Mode::Exclusive);
+    held(&engine, &holder).await;
+    lengthen(&engine, "report", 20).await;
+    // Once for the connections and scripts, once to count.
+    work_at(&server, &engine, "report").await;
+    let short = work_at(&server, &engine, "report").await;
+    lengthen(&engine, "report", 9_900 - 20).await;
+    let long = work_at(&server, &engine, "report").await;
+    assert_eq!(short, long);
+    let before = work(&server);
+    engine.release(std::slice::from_ref(&holder.key)).await.expect("an answer");
+    let hand_off = work(&server) - before;
+    assert!(hand_off <= 40, "{hand_off} commands to hand a lock on");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn line_of_ten_thousand_is_full_and_says_so() {
+    let server = server().await;
+    let engine = engine(server.url()).await;
+    held(&engine, &claim("report", Mode::Exclusive)).await;
+    lengthen(&engine, "report", 9_999).await;
+    let error = engine.claim(&claim("report", Mode::Exclusive)).await.expect_err("full");
+    assert!(matches!(error, leasehold::Error::Limit { limit: 10_000, .. }), "{error:?}");
+    let page = engine.inspect(&leasehold::engine::Query::all()).await.expect("an answer");
+    assert_eq!(page.lines[0].waiting.len(), 9_999);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_off_names_leave_nothing_but_a_bounded_number_of_counters() {
+    const NAMES: usize = 200_000;
+    const AT_ONCE: usize = 500;
+    let server = server().await;
+    let engine = engine(server.url()).await;
+    let before = key_count(&server);
+    for first in (0..NAMES).step_by(AT_ONCE) {
+        let claims: Vec<Claim> = (first..first + AT_ONCE)
+            .map(|number| {
+                let mode = if number % 10 == 0 { Mode::Shared } else { Mode::Exclusive };
+                Claim { join: false, ..claim(&format!("one-off {number}"), mode) }
+            })
+            .collect();
+        join_all(claims.iter().map(|claim| held(&engine, claim))).await;
+        let keys: Vec<ClaimKey> = claims.into_iter().map(|claim| claim.key).collect();
+        engine.release(&keys).await.expect("an answer");
+    }
+    let left = key_count(&server) - before;
+    assert!(left <= 4_096, "{left} keys are left");
+    let counters = told(&server, &["KEYS", "leasehold:fence:*"]).lines().count() as u64;
+    assert_eq!(counters, left, "only counters are left");
+}

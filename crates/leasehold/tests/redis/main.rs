@@ -1,0 +1,24 @@
+//! The Redis engine on real servers: faults, bad input, rights, limits and other people's clients.
+//!
+//! What every engine must do is in the conformance suite, and runs on Redis there; here is what
+//! only Redis can suffer. A test of a row of the catalogue of faults has the row's id in its name.
+//! Redlock is left to the tests of its own engine.
+
+mod support;
+
+mod clock;
+mod cluster;
+mod connection;
+mod cost;
+mod fences;
+mod interop;
+mod layout;
+mod memory;
+mod network;
+mod refusals;
+mod replicas;
+mod restart;
+mod rights;
+mod sentinel;
+mod server;
+mod waiting;

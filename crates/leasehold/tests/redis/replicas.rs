@@ -1,0 +1,105 @@
+//! `wait_replicas`: a grant that counts only when replicas have it.
+
+use std::time::Duration;
+
+use leasehold::engine::Level;
+use leasehold::{Client, Error, LeaseState, Released};
+use leasehold_testkit::Server;
+
+use crate::support::*;
+
+/// A master and its replicas.
+async fn master_with(count: usize) -> (Server, Vec<Server>) {
+    let master = server().await;
+    told(&master, &["CONFIG", "SET", "repl-diskless-sync-delay", "0"]);
+    let mut replicas = Vec::new();
+    for _ in 0..count {
+        let replica = server().await;
+        told(&replica, &["REPLICAOF", "127.0.0.1", &master.port().to_string()]);
+        replicas.push(replica);
+    }
+    // Without a write of its own WAIT counts the replicas that confirm what they get.
+    until("replicas in step", async || {
+        told(&master, &["WAIT", &count.to_string(), "100"]) == count.to_string()
+    })
+    .await;
+    (master, replicas)
+}
+
+fn waiting_for(master: &Server, replicas: usize) -> String {
+    format!("{}?wait_replicas={replicas}&wait_ms=300", master.url())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn grant_is_on_the_replicas_that_were_asked_for() {
+    let (master, replicas) = master_with(2).await;
+    let one = client(format!("{}?wait_replicas=2&wait_ms=5000", master.url())).await;
+    for round in 0..20 {
+        let lease = one.mutex("report").ttl(LONG).lock().await.expect("a grant");
+        for replica in &replicas {
+            assert_eq!(told(replica, &["EXISTS", "lock:report"]), "1", "round {round}");
+        }
+        assert_eq!(lease.release().await.expect("an answer"), Released::Released);
+    }
+    let findings = one.examine().await.expect("an answer");
+    assert_eq!(about(&findings, "replicas").level, Level::Good);
+    let other = client(master.url()).await;
+    let findings = other.examine().await.expect("an answer");
+    assert_eq!(about(&findings, "replicas").level, Level::Warning);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn too_few_replicas_refuse_and_leave_nothing() {
+    let (master, _replicas) = master_with(1).await;
+    let one = plain_client(waiting_for(&master, 2)).await;
+    let other = client(master.url()).await;
+    for _ in 0..2 {
+        let error = one.mutex("report").ttl(LONG).lock().await.expect_err("too few");
+        assert!(matches!(error, Error::Store { transient: true, .. }), "{error:?}");
+        assert!(error.to_string().contains("of 2 replicas"), "{error}");
+        assert!(other.show("report").await.expect("an answer").is_none());
+        assert_eq!(told(&master, &["KEYS", "*report*"]), "");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rung_waiter_is_granted_only_when_the_replicas_have_it() {
+    let (master, replicas) = master_with(1).await;
+    let holder = client(master.url()).await;
+    let builder = Client::builder();
+    let waiting = builder.connect(waiting_for(&master, 1)).await.expect("the store opens");
+    let lease = holder.mutex("report").ttl(LONG).lock().await.expect("free");
+    let waiter = Waiter::queue(&holder, &waiting, "report", 0).await;
+    let before = calls(&master, "wait");
+    lease.release().await.expect("an answer");
+    let lease = waiter.granted().await;
+    assert!(calls(&master, "wait") > before, "it was not confirmed");
+    let token = told(&master, &["GET", "lock:report"]);
+    assert_eq!(told(&replicas[0], &["GET", "lock:report"]), token);
+    lease.release().await.expect("an answer");
+    // A replica that stands still lets nobody through, and the line goes on behind.
+    replicas[0].stop_process().expect("it stops");
+    let lease = holder.mutex("report").ttl(LONG).lock().await.expect("free");
+    let impatient = plain_client(waiting_for(&master, 1)).await;
+    let mutex = impatient.mutex("report").ttl(LONG);
+    let waiter = tokio::spawn(async move { mutex.lock().await });
+    until_waiting(&holder, "report", 1).await;
+    let behind = Waiter::queue(&holder, &holder, "report", 1).await;
+    lease.release().await.expect("an answer");
+    let refused = soon("an answer", waiter).await.expect("no panic");
+    assert!(matches!(&refused, Err(Error::Store { transient: true, .. })), "{refused:?}");
+    assert_eq!(behind.granted().await.state(), LeaseState::Held);
+    replicas[0].continue_process().expect("it goes on");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn lease_is_kept_although_its_replica_is_gone() {
+    let (master, replicas) = master_with(1).await;
+    let builder = Client::builder().renew_at_percent(20);
+    let one = builder.connect(waiting_for(&master, 1)).await.expect("the store opens");
+    let lease = one.mutex("report").ttl(Duration::from_secs(2)).lock().await.expect("a grant");
+    replicas[0].kill().expect("it is killed");
+    until_renewed(&lease).await;
+    assert_eq!(lease.state(), LeaseState::Held);
+    assert_eq!(lease.release().await.expect("an answer"), Released::Released);
+}

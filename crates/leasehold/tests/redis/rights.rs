@@ -1,0 +1,104 @@
+//! The rights that the engine's page prints: enough for everything, and none to spare.
+
+use futures_util::StreamExt;
+use leasehold::claim::{Claim, Mode};
+use leasehold::engine::{Counts, Engine, Eviction, Level, Query, Wake};
+use leasehold::error::Config;
+use leasehold::redis::Redis;
+use leasehold::{Error, Holder, Result};
+use leasehold_testkit::Server;
+
+use crate::support::*;
+
+const PAGE: &str = include_str!("../../../../docs/engines/redis.md");
+const PASSWORD: &str = "hush";
+
+/// The rules of the page, from the word behind the password on.
+fn rules() -> Vec<String> {
+    let command = PAGE.split("```").find(|block| block.contains("ACL SETUSER")).expect("a command");
+    let words = command.split_whitespace().filter(|word| *word != "\\");
+    let rules = words.skip_while(|word| *word != ">PASSWORD").skip(1);
+    rules.map(str::to_owned).collect()
+}
+
+fn give(server: &Server, rules: &[&str]) {
+    let password = format!(">{PASSWORD}");
+    let mut command = vec!["ACL", "SETUSER", "locks", "reset", "on", &password];
+    command.extend(rules);
+    told(server, &command);
+}
+
+fn as_locks(server: &Server) -> String {
+    format!("redis://locks:{PASSWORD}@{}", server.address())
+}
+
+/// Everything a client can do. An error is a right that is missing.
+async fn round(server: &Server, name: &str) -> Result<()> {
+    let (one, two) = (Redis::open(as_locks(server)).await?, Redis::open(as_locks(server)).await?);
+    let mut events = two.watch(&Query::all()).await?;
+    let (first, next) = (claim(name, Mode::Exclusive), claim(name, Mode::Exclusive));
+    // Ahead of the clock, so that the way is taken that is for clocks which fell back.
+    one.claim(&first).await?;
+    one.release(std::slice::from_ref(&first.key)).await?;
+    for counter in told(server, &["KEYS", "leasehold:fence:*"]).lines() {
+        told(server, &["SET", counter, "9007199254740993000"]);
+    }
+    one.claim(&first).await?;
+    soon("an event", events.next()).await.expect("no end")?;
+    two.claim(&Claim { join: false, ..next.clone() }).await?;
+    one.renew(&[renewal(&first)]).await?;
+    two.claim(&next).await?;
+    one.inspect(&Query::all()).await?;
+    one.renew(&[renewal(&first), renewal(&next)]).await?;
+    one.release(std::slice::from_ref(&first.key)).await?;
+    let wake = soon("a bell", two.wait(&next.key)).await?;
+    assert!(matches!(wake, Wake::Holds { .. }), "{wake:?}");
+    let by = Holder::fresh();
+    one.evict(&Eviction { name: next.key.name.clone(), by, reason: "a test".into() }).await?;
+    for mode in [Mode::Shared, Mode::Permits { take: 1, of: 2 }] {
+        let (first, next) = (claim(name, mode), claim(name, mode));
+        one.claim(&first).await?;
+        two.claim(&next).await?;
+        one.renew(&[renewal(&first), renewal(&next)]).await?;
+        one.release(&[first.key, next.key]).await?;
+    }
+    one.tally(&Counts { acquired: 1, ..Counts::default() }).await?;
+    one.totals().await?;
+    Ok(())
+}
+
+/// What doctor says of the rights; `None` if it cannot even open the store or look at it.
+async fn doctor(server: &Server) -> Option<Level> {
+    let engine = Redis::open(as_locks(server)).await.ok()?;
+    let findings = engine.examine().await.ok()?;
+    Some(about(&findings, "rights").level)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn printed_rights_are_enough_for_everything_and_none_can_be_spared() {
+    let server = server().await;
+    let rules = rules();
+    let rules: Vec<&str> = rules.iter().map(String::as_str).collect();
+    give(&server, &rules);
+    soon("a round", round(&server, "all")).await.expect("no right is missing");
+    assert_eq!(soon("doctor", doctor(&server)).await, Some(Level::Good));
+    let denied = told(&server, &["ACL", "LOG"]);
+    assert_eq!(denied, "", "something was refused and swallowed");
+    let mut idle = Vec::new();
+    let mut unseen = Vec::new();
+    for spared in rules.iter().filter(|rule| **rule != "resetchannels") {
+        told(&server, &["FLUSHALL"]);
+        told(&server, &["SCRIPT", "FLUSH"]);
+        give(&server, &rules.iter().copied().filter(|rule| rule != spared).collect::<Vec<_>>());
+        match soon("a round", round(&server, "spared")).await {
+            Ok(()) => idle.push(*spared),
+            Err(Error::Config(Config::Denied { .. })) => {}
+            Err(error) => panic!("{spared}: {error:?}"),
+        }
+        if soon("doctor", doctor(&server)).await == Some(Level::Good) {
+            unseen.push(*spared);
+        }
+    }
+    assert_eq!(idle, [""; 0], "nothing needs these");
+    assert_eq!(unseen, [""; 0], "doctor says that all is well without these");
+}

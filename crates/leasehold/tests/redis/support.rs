@@ -1,0 +1,200 @@
+//! Servers, clients and waiting for facts. What is a fact is left to the tests.
+
+use std::time::Duration;
+
+use leasehold::claim::{Claim, ClaimKey, Holder, Mode, Note, Renewal, Standing, Token};
+use leasehold::engine::{Engine, Finding};
+use leasehold::layer::retry::RetryPolicy;
+use leasehold::redis::Redis;
+use leasehold::{Client, Lease, Name, Request, Result};
+use leasehold_testkit::{Proxy, Server, servers};
+use tokio::task::JoinHandle;
+
+/// Far beyond every test, so that what is left behind is seen.
+pub(crate) const LONG: Duration = Duration::from_secs(300);
+
+/// How long an event may take before the test fails.
+pub(crate) const EVENT_MAX: Duration = Duration::from_secs(30);
+
+/// A server of the test's own.
+pub(crate) async fn server() -> Server {
+    servers::Redis::new().start().await.expect("a server starts")
+}
+
+/// A way to a server that can be broken.
+pub(crate) async fn proxy(server: &Server) -> Proxy {
+    Proxy::start(server.address()).await.expect("a proxy starts")
+}
+
+/// The address of a proxy; its time limits are short, so that a test need not wait for long ones.
+pub(crate) fn url_of(proxy: &Proxy) -> String {
+    format!("redis://{}?connect_timeout_ms=1000&timeout_ms=1000", proxy.address())
+}
+
+pub(crate) async fn engine(url: impl AsRef<str>) -> Redis {
+    soon("a store", Redis::open(url)).await.expect("the store opens")
+}
+
+pub(crate) async fn client(url: impl AsRef<str>) -> Client {
+    soon("a client", leasehold::connect(url)).await.expect("the store opens")
+}
+
+/// A client that tries nothing again, and renews early, so that much time is left after a fault.
+pub(crate) async fn plain_client(url: impl AsRef<str>) -> Client {
+    let builder = Client::builder().retry(RetryPolicy::OFF).renew_at_percent(20);
+    soon("a client", builder.connect(url)).await.expect("the store opens")
+}
+
+/// A client that renews early, so that much time is left after a fault.
+pub(crate) async fn early_client(url: impl AsRef<str>) -> Client {
+    let builder = Client::builder().renew_at_percent(20);
+    soon("a client", builder.connect(url)).await.expect("the store opens")
+}
+
+/// Takes a lock and gives it back, so that connections are open and scripts are known.
+pub(crate) async fn warm_up(client: &Client) {
+    let lease = client.mutex("warm-up").ttl(LONG).lock().await.expect("a free name");
+    lease.release().await.expect("an answer");
+}
+
+/// Gives a server a command that it must accept.
+#[track_caller]
+pub(crate) fn told(server: &Server, command: &[&str]) -> String {
+    server.redis(command).unwrap_or_else(|error| panic!("{command:?}: {error}"))
+}
+
+/// Awaits an event; panics when it does not come.
+#[track_caller]
+pub(crate) fn soon<T>(what: &str, event: impl Future<Output = T>) -> impl Future<Output = T> {
+    let place = std::panic::Location::caller();
+    async move {
+        let event = tokio::time::timeout(EVENT_MAX, event).await;
+        event.unwrap_or_else(|_| panic!("{place}: waited {EVENT_MAX:?} for {what}"))
+    }
+}
+
+/// Looks at a fact until it is true; panics when it does not become true.
+#[track_caller]
+pub(crate) fn until(what: &str, fact: impl AsyncFn() -> bool) -> impl Future<Output = ()> {
+    soon(what, async move {
+        while !fact().await {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    })
+}
+
+/// Waits until nobody is in the line of `name`.
+#[track_caller]
+pub(crate) fn until_free<'a>(client: &'a Client, name: &'a str) -> impl Future<Output = ()> + 'a {
+    until("the name to be free", async move || {
+        client.show(name).await.expect("an answer").is_none()
+    })
+}
+
+/// Waits until `count` claims wait for `name`.
+#[track_caller]
+pub(crate) fn until_waiting<'a>(
+    client: &'a Client,
+    name: &'a str,
+    count: usize,
+) -> impl Future<Output = ()> + 'a {
+    until("the waiting claims", async move || {
+        let line = client.show(name).await.expect("an answer");
+        line.map_or(0, |line| line.waiting.len()) == count
+    })
+}
+
+/// Waits until a lease was renewed once more.
+#[track_caller]
+pub(crate) fn until_renewed(lease: &Lease) -> impl Future<Output = ()> + '_ {
+    let before = lease.safe_until();
+    until("a renewal", async move || lease.safe_until() > before)
+}
+
+/// A claim that waits in a task of its own. Dropping it cancels the wait.
+pub(crate) struct Waiter(JoinHandle<Result<Lease>>);
+
+impl Waiter {
+    pub(crate) fn start(request: Request) -> Self {
+        Self(tokio::spawn(async move { request.acquire().await }))
+    }
+
+    /// Begins to wait for `name`, and returns when it is in line behind `before` that wait.
+    pub(crate) async fn queue(looker: &Client, by: &Client, name: &str, before: usize) -> Self {
+        let waiter = Self::start(by.claim(name).ttl(LONG));
+        until_waiting(looker, name, before + 1).await;
+        waiter
+    }
+
+    #[track_caller]
+    pub(crate) fn granted(mut self) -> impl Future<Output = Lease> {
+        let granted = soon("a grant", async move { (&mut self.0).await });
+        async move { granted.await.expect("no panic").expect("a grant") }
+    }
+
+    pub(crate) fn is_waiting(&self) -> bool {
+        !self.0.is_finished()
+    }
+}
+
+impl Drop for Waiter {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// A claim as an engine sees it, for tests that speak to the engine itself.
+pub(crate) fn claim(name: &str, mode: Mode) -> Claim {
+    Claim {
+        key: ClaimKey { name: Name::new(name).expect("a name"), token: Token::random() },
+        mode,
+        holder: Holder::fresh(),
+        note: Note::default(),
+        ttl: LONG,
+        patience: LONG,
+        join: true,
+    }
+}
+
+/// The renewal of a claim on its own terms.
+pub(crate) fn renewal(claim: &Claim) -> Renewal {
+    Renewal { key: claim.key.clone(), ttl: claim.ttl, patience: claim.patience }
+}
+
+/// Makes a claim, which must hold; the result is its fence.
+pub(crate) async fn held(engine: &impl Engine, claim: &Claim) -> u64 {
+    match engine.claim(claim).await.expect("an answer") {
+        Standing::Held { fence, .. } => fence,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Makes a claim, which must wait.
+pub(crate) async fn queued(engine: &impl Engine, claim: &Claim) {
+    let standing = engine.claim(claim).await.expect("an answer");
+    assert!(matches!(standing, Standing::Queued { .. }), "{standing:?}");
+}
+
+/// How often a server has run a command, in scripts too.
+pub(crate) fn calls(server: &Server, command: &str) -> u64 {
+    let stats = told(server, &["INFO", "commandstats"]);
+    let start = format!("cmdstat_{command}:calls=");
+    let line = stats.lines().find_map(|line| line.strip_prefix(&start));
+    line.and_then(|rest| rest.split(',').next()).map_or(0, |count| count.parse().expect("a count"))
+}
+
+/// How often a server was asked to run a script.
+pub(crate) fn script_calls(server: &Server) -> u64 {
+    calls(server, "evalsha") + calls(server, "eval")
+}
+
+/// How many keys a server has.
+pub(crate) fn key_count(server: &Server) -> u64 {
+    told(server, &["DBSIZE"]).parse().expect("a count")
+}
+
+/// What `doctor` found about a subject.
+pub(crate) fn about<'a>(findings: &'a [Finding], subject: &str) -> &'a Finding {
+    let found = findings.iter().find(|finding| finding.subject == subject);
+    found.unwrap_or_else(|| panic!("nothing about {subject} in {findings:?}"))
+}

@@ -1,0 +1,154 @@
+//! Bells that do not arrive, lines under resets, and how many are woken.
+
+use std::time::Duration;
+
+use leasehold::{Mode, Released};
+use leasehold_testkit::servers;
+
+use crate::support::*;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f110_waiter_that_hears_no_bell_at_all_is_granted_by_its_heartbeat() {
+    let rules = "~* &leasehold:* +@all";
+    let options = servers::Redis::new().user("deaf", "hush", rules);
+    let server = options.start().await.expect("a server starts");
+    let holder = client(server.url()).await;
+    let deaf = client(format!("redis://deaf:hush@{}", server.address())).await;
+    let lease = holder.mutex("report").ttl(LONG).lock().await.expect("free");
+    let waiter = Waiter::queue(&holder, &deaf, "report", 0).await;
+    let mailboxes =
+        || told(&server, &["PUBSUB", "CHANNELS", "leasehold:mailbox:*"]).lines().count();
+    assert_eq!(mailboxes(), 2);
+    // Ends its mailbox, and lets it never be opened again; everything else goes on.
+    told(&server, &["ACL", "SETUSER", "deaf", "resetchannels", "&leasehold:events:*"]);
+    assert_eq!(mailboxes(), 1, "the holder's own");
+    let fence = lease.fence();
+    assert_eq!(lease.release().await.expect("an answer"), Released::Released);
+    let next = waiter.granted().await;
+    assert!(next.is_held() && next.fence() > fence);
+    assert_eq!(mailboxes(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f111_mailbox_cut_at_the_release_loses_nobody() {
+    let server = server().await;
+    let (holder, waiting) = (client(server.url()).await, client(server.url()).await);
+    for round in 0..20 {
+        let lease = holder.mutex("report").ttl(LONG).lock().await.expect("free");
+        let waiter = Waiter::queue(&holder, &waiting, "report", 0).await;
+        // Before the release and beside it, in turns.
+        if round % 2 == 0 {
+            told(&server, &["CLIENT", "KILL", "TYPE", "pubsub"]);
+        }
+        let released = tokio::spawn(async move { lease.release().await });
+        if round % 2 == 1 {
+            told(&server, &["CLIENT", "KILL", "TYPE", "pubsub"]);
+        }
+        released.await.expect("no panic").expect("an answer");
+        let next = waiter.granted().await;
+        next.release().await.expect("an answer");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f116_one_release_wakes_one_of_a_thousand() {
+    const WAITERS: usize = 1_000;
+    let server = server().await;
+    let holder = client(server.url()).await;
+    let lease = holder.mutex("report").ttl(LONG).lock().await.expect("free");
+    let mut clients = Vec::new();
+    for _ in 0..4 {
+        clients.push(client(server.url()).await);
+    }
+    let waiters: Vec<Waiter> = (0..WAITERS)
+        .map(|number| Waiter::start(clients[number % 4].claim("report").ttl(LONG)))
+        .collect();
+    until_waiting(&holder, "report", WAITERS).await;
+    let claimed = calls(&server, "zadd");
+    let before = calls(&server, "publish");
+    assert_eq!(lease.release().await.expect("an answer"), Released::Released);
+    until("one grant", async || waiters.iter().any(|waiter| !waiter.is_waiting())).await;
+    // Heartbeats of all who wait come and go meanwhile; they must wake nobody either.
+    until("heartbeats", async || calls(&server, "zadd") >= claimed + WAITERS as u64).await;
+    let woken = waiters.iter().filter(|waiter| !waiter.is_waiting()).count();
+    assert_eq!(woken, 1);
+    // Two events, `released` and `granted`, and one bell.
+    assert_eq!(calls(&server, "publish") - before, 3);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f116_released_writer_wakes_the_readers_that_fit_and_nobody_else() {
+    let server = server().await;
+    let one = client(server.url()).await;
+    let lease = one.mutex("report").ttl(LONG).lock().await.expect("free");
+    let mut waiters = Vec::new();
+    for before in 0..6 {
+        // Two readers, a writer, three readers.
+        let mode = if before == 2 { Mode::Exclusive } else { Mode::Shared };
+        waiters.push(Waiter::start(one.claim("report").mode(mode).ttl(LONG)));
+        until_waiting(&one, "report", before + 1).await;
+    }
+    let before = calls(&server, "publish");
+    lease.release().await.expect("an answer");
+    until("two grants", async || !waiters[0].is_waiting() && !waiters[1].is_waiting()).await;
+    assert_eq!(calls(&server, "publish") - before, 1 + 2 * 2, "released, two bells, two granted");
+    assert!(waiters[2..].iter().all(Waiter::is_waiting));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f117_resets_while_they_queue_keep_the_order() {
+    const WAITERS: usize = 8;
+    let server = server().await;
+    let proxy = proxy(&server).await;
+    let holder = client(server.url()).await;
+    let mut clients = Vec::new();
+    for _ in 0..3 {
+        clients.push(client(url_of(&proxy)).await);
+    }
+    let lease = holder.mutex("report").ttl(LONG).lock().await.expect("free");
+    let (order, mut granted) = tokio::sync::mpsc::channel(WAITERS);
+    let mut waiters = tokio::task::JoinSet::new();
+    for number in 0..WAITERS {
+        let (request, order) = (clients[number % 3].claim("report").ttl(LONG), order.clone());
+        waiters.spawn(async move {
+            let lease = request.acquire().await.expect("a grant");
+            order.send(number).await.expect("the test listens");
+            lease.release().await
+        });
+        until_waiting(&holder, "report", number + 1).await;
+        proxy.reset_all();
+    }
+    proxy.reset_all();
+    lease.release().await.expect("an answer");
+    for expected in 0..WAITERS {
+        let number = soon("a grant", granted.recv()).await.expect("waiters are there");
+        assert_eq!(number, expected);
+        if expected % 2 == 1 {
+            proxy.reset_all();
+        }
+    }
+    // A reset may hit a release, which is then repeated and finds that it was done.
+    while let Some(ended) = soon("the end", waiters.join_next()).await {
+        ended.expect("no panic").expect("an answer");
+    }
+    until_free(&holder, "report").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn waiting_longer_than_the_patience_keeps_the_place_although_connections_break() {
+    let server = server().await;
+    let proxy = proxy(&server).await;
+    let (holder, waiting) = (client(server.url()).await, client(url_of(&proxy)).await);
+    let lease = holder.mutex("report").ttl(LONG).lock().await.expect("free");
+    let waiter = Waiter::start(waiting.claim("report").ttl(Duration::from_secs(1)));
+    until_waiting(&holder, "report", 1).await;
+    let line = holder.show("report").await.expect("an answer").expect("a line");
+    let (fence, patience) = (line.waiting[0].fence, line.waiting[0].remaining);
+    let begun = std::time::Instant::now();
+    while begun.elapsed() < patience.min(Duration::from_secs(3)) {
+        proxy.reset_all();
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    lease.release().await.expect("an answer");
+    assert_eq!(waiter.granted().await.fence(), fence, "it lost its place");
+}
