@@ -19,8 +19,8 @@ use super::book::Record;
 use super::detail::Detail;
 use super::failure;
 use super::leases::{Granted, Term};
-use super::lineup::{self, Ahead, Lineup, holds, modes};
-use super::wire::{Compare, RangeRequest, TxnRequest, TxnResponse, delete, put};
+use super::lineup::{self, Ahead, Lineup, first_with_value, holds, modes};
+use super::wire::{Compare, RangeRequest, RangeResponse, TxnRequest, TxnResponse, delete, put};
 
 /// How often a claim is tried when the line changes under it.
 const ROUNDS_MAX: usize = 16;
@@ -57,9 +57,13 @@ pub(super) async fn claim(inner: &Inner, claim: &Claim) -> Result<Standing> {
     if let Some(record) = inner.book.get(&claim.key.token) {
         detail.joined_ms = record.detail.joined_ms;
     }
+    let before = inner.links.abandoned();
     let mut asking = Asking { inner, claim, key, detail, anyway: false };
     for _ in 0..ROUNDS_MAX {
         if let Round::Done(standing) = asking.round().await? {
+            if inner.links.abandoned() != before {
+                asking.doubt(&standing);
+            }
             return Ok(standing);
         }
     }
@@ -71,6 +75,15 @@ pub(super) async fn claim(inner: &Inner, claim: &Claim) -> Result<Standing> {
 }
 
 impl Asking<'_> {
+    /// A request that was given up may yet take effect, also when this claim is long over.
+    fn doubt(&self, standing: &Standing) {
+        let (book, key) = (&self.inner.book, &self.claim.key);
+        match standing {
+            Standing::Out { .. } => book.doubt(key.clone(), SystemClock.now()),
+            _ => book.change(&key.token, |record| record.doubtful = true),
+        }
+    }
+
     async fn round(&mut self) -> Result<Round> {
         let Inner { links, leases, .. } = self.inner;
         let (claim, sent) = (self.claim, SystemClock.now());
@@ -86,7 +99,7 @@ impl Asking<'_> {
         }
         let request = self.request(lease.id, waiting);
         // A lease that ends too soon is kept alive beside the claim, not before it.
-        let (answer, lease) = match term.ready(sent, claim.ttl) {
+        let (answer, kept) = match term.ready(sent, claim.ttl) {
             Some(lease) => (links.txn(&request).await, lease),
             None => {
                 let (answer, kept) = join(links.txn(&request), term.obtain(links, claim.ttl)).await;
@@ -97,6 +110,11 @@ impl Asking<'_> {
             Ok(answer) => answer,
             Err(status) => return self.failed(&status, (&term, lease), (&later, waiting)),
         };
+        if kept.id != lease.id {
+            // The lease had ended, and what was written on it ends with it.
+            return Ok(Round::Again);
+        }
+        let lease = kept;
         self.read(answer, (lease, waiting), sent).await
     }
 
@@ -137,6 +155,8 @@ impl Asking<'_> {
                 let success = vec![put(&self.key, &value, waiting.id), line.clone()];
                 vec![TxnRequest { compare, success, failure: vec![line, own] }.op()]
             }
+            // Who does not join is told who is first.
+            None if !claim.join => vec![line, own, first_with_value(layout, name).op()],
             None => vec![line, own],
         };
         TxnRequest { compare, success: vec![put(&self.key, &value, lease)], failure }
@@ -161,7 +181,7 @@ impl Asking<'_> {
             },
         };
         let mut ranges = answer.ranges();
-        let (Some(line), own) = (ranges.next(), ranges.next()) else {
+        let (Some(line), own, first) = (ranges.next(), ranges.next(), ranges.next()) else {
             return Err(self.inner.odd());
         };
         let lineup = Lineup::read(&self.inner.layout, &claim.key.name, line, revision);
@@ -169,7 +189,7 @@ impl Asking<'_> {
         let found = match (joined, waiting, own) {
             (true, Some(waiting), _) => (revision, revision, waiting.id),
             (_, _, Some(own)) => (own.create_revision, own.mod_revision, own.lease),
-            _ => return self.not_in_line(&lineup, lease, sent).await,
+            _ => return self.not_in_line((&lineup, first), lease, sent).await,
         };
         let (created, modified, on) = found;
         if joined && let Some(refusal) = self.refusal(&lineup) {
@@ -201,7 +221,7 @@ impl Asking<'_> {
     /// The claim is in nobody's line yet: refused, or to be written with another request.
     async fn not_in_line(
         &mut self,
-        lineup: &Lineup,
+        (lineup, first): (&Lineup, Option<RangeResponse>),
         lease: Granted,
         sent: Moment,
     ) -> Result<Round> {
@@ -225,7 +245,11 @@ impl Asking<'_> {
             false => lineup::read_all(inner, &claim.key.name).await?,
         };
         if !holds(modes(&whole.entries), claim.mode) {
-            let by = inner.holder_of_first(&claim.key.name, &whole).await?;
+            let first = first.and_then(|first| inner.first_holder(&claim.key.name, &first));
+            let by = match first {
+                Some(holder) => Some(holder),
+                None => inner.holder_of_first(&claim.key.name, &whole).await?,
+            };
             let ahead = whole.entries.len();
             return Ok(Round::Done(Standing::Out { ahead, retry_in: RETRY_IN, by }));
         }
@@ -308,6 +332,7 @@ impl Asking<'_> {
     }
 
     fn record(&self, created: i64, modified: i64, lease: i64) -> Record {
+        let known = self.inner.book.get(&self.claim.key.token);
         Record {
             name: self.claim.key.name.clone(),
             key: self.key.clone(),
@@ -319,6 +344,7 @@ impl Asking<'_> {
             held: false,
             until: Moment::NEVER,
             unseen: 0,
+            doubtful: known.is_some_and(|known| known.doubtful),
         }
     }
 }

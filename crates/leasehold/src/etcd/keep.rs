@@ -81,6 +81,7 @@ async fn find(inner: &Inner, renewal: &Renewal) -> Result<Option<Record>> {
         held: holds(modes(lineup.ahead(own.created)), mode),
         until: Moment::NEVER,
         unseen: u8::MAX,
+        doubtful: false,
         key: kv.key,
     }))
 }

@@ -47,6 +47,19 @@ struct Leaving<'a> {
 }
 
 pub(super) async fn release(inner: &Inner, keys: &[ClaimKey]) -> Result<Vec<Released>> {
+    let released = take_out(inner, keys).await?;
+    for key in keys {
+        let record = inner.book.remove(&key.token);
+        inner.queue.forget(&key.name, &key.token);
+        // A request of which no answer came may be behind this one.
+        if record.is_none_or(|record| record.doubtful) {
+            inner.book.doubt(key.clone(), SystemClock.now());
+        }
+    }
+    Ok(released)
+}
+
+async fn take_out(inner: &Inner, keys: &[ClaimKey]) -> Result<Vec<Released>> {
     let mut released = vec![Released::AlreadyExpired; keys.len()];
     let mut leaving = Vec::with_capacity(keys.len());
     let mut lines: HashMap<&Name, lineup::Lineup> = HashMap::new();
@@ -93,10 +106,6 @@ pub(super) async fn release(inner: &Inner, keys: &[ClaimKey]) -> Result<Vec<Rele
                 break;
             }
         }
-    }
-    for ClaimKey { name, token } in keys {
-        inner.book.remove(token);
-        inner.queue.forget(name, token);
     }
     Ok(released)
 }
@@ -155,6 +164,12 @@ fn outcomes(inner: &Inner, batch: &[Leaving<'_>], answer: TxnResponse) -> Result
 
 /// Removes this client's claims whose time is up. Returns when the next one's is.
 pub(super) async fn sweep(inner: &Inner) -> Option<Moment> {
+    for doubt in inner.book.doubts(SystemClock.now()) {
+        if let Err(error) = take_out(inner, std::slice::from_ref(&doubt.key)).await {
+            tracing::debug!(%error, "a claim that may have come late was not looked for");
+        }
+        inner.book.doubt_again(doubt, SystemClock.now());
+    }
     let (overdue, mut next) = inner.book.overdue(SystemClock.now());
     for (token, record) in overdue {
         match expire(inner, &token, &record).await {

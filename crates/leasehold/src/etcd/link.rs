@@ -6,7 +6,7 @@
 //! one member did not answer is asked of another.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -50,6 +50,8 @@ pub(super) struct Links {
     /// Which member is asked.
     current: AtomicUsize,
     moved: watch::Sender<usize>,
+    /// How many requests may yet take effect although nobody waits for their answers.
+    abandoned: AtomicU64,
     desks: Mutex<HashMap<Id, Arc<Desk>>>,
 }
 
@@ -85,6 +87,9 @@ struct Patience<'a> {
 
 impl Drop for Patience<'_> {
     fn drop(&mut self) {
+        if !self.answered {
+            self.links.abandoned.fetch_add(1, Ordering::AcqRel);
+        }
         if !self.answered && self.since.elapsed() >= SUSPECT_AFTER {
             self.links.move_on(self.member);
         }
@@ -108,6 +113,7 @@ impl Links {
             answer,
             current: AtomicUsize::new(first),
             moved: watch::Sender::new(first),
+            abandoned: AtomicU64::new(0),
             desks: Mutex::default(),
         }
     }
@@ -208,6 +214,11 @@ impl Links {
         }
     }
 
+    /// How many requests were given up so far, any of which may yet take effect.
+    pub(super) fn abandoned(&self) -> u64 {
+        self.abandoned.load(Ordering::Acquire)
+    }
+
     /// Tells which member is asked, whenever that changes.
     pub(super) fn moves(&self) -> watch::Receiver<usize> {
         self.moved.subscribe()
@@ -273,6 +284,7 @@ impl Links {
             if !failure::spoils_member(&status) {
                 return Err(status);
             }
+            self.abandoned.fetch_add(1, Ordering::AcqRel);
             self.move_on(member);
             if tried >= attempts {
                 return Err(status);

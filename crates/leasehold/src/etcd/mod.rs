@@ -139,6 +139,7 @@ impl Engine for Etcd {
     }
 
     async fn release(&self, keys: &[ClaimKey]) -> Result<Vec<Released>> {
+        self.employ_janitor();
         let released = leave::release(&self.inner, keys).await;
         for key in keys {
             self.inner.belfry.forget(&key.token);
@@ -186,7 +187,11 @@ impl Engine for Etcd {
     }
 
     async fn close(&self) -> Result<()> {
-        let Inner { links, leases, book, .. } = &*self.inner;
+        let Inner { links, leases, book, janitor, .. } = &*self.inner;
+        // What is left ends with its leases, which nobody keeps from now on.
+        if let Some(janitor) = lock(janitor).take() {
+            janitor.abort();
+        }
         leases.revoke_unused(links, |lease| book.uses(lease)).await;
         links.close();
         Ok(())
