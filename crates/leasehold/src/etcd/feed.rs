@@ -1,7 +1,9 @@
 //! Events for those who watch.
 //!
-//! etcd tells that a key is gone, not why. So while somebody watches, whoever gives a claim back
-//! leaves a word in the same transaction; a key that goes without a word has run out.
+//! etcd tells that a key is gone, not why. Who takes a claim from its owner, or ends one that was
+//! not renewed, leaves a word in the same transaction. A key that goes without a word was given
+//! back if its lease lives, and has run out if that is gone too. So while somebody watches, a
+//! client that closes lets its leases end by themselves.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -17,12 +19,13 @@ use crate::name::Name;
 use super::Inner;
 use super::ask::fence;
 use super::detail::Detail;
-use super::keys::{Layout, Owner, to_hex};
+use super::keys::{Layout, Owner};
 use super::lineup::holds;
 use super::link::Watch;
 use super::survey::{scan, span_of};
 use super::wire::{Empty, GrantRequest, KeyEvent, KeyValue, LeaseRequest, LeaseResponse};
-use super::wire::{Span, TxnRequest, WatchCreate, WatchResponse, put};
+use super::wire::{RangeRequest, RangeResponse, Span, TimeToLive, TxnRequest, WatchCreate};
+use super::wire::{WatchResponse, put};
 
 /// Where words of farewell are left.
 pub(super) const FAREWELL: &str = "farewell";
@@ -40,9 +43,9 @@ pub(super) fn watchers(layout: &Layout) -> Span {
     Span::prefix(&layout.own("watcher:"))
 }
 
-/// The word about claims that were given back.
-pub(super) fn farewell_released(tokens: impl Iterator<Item = String>) -> String {
-    format!("released\n{}", tokens.collect::<Vec<_>>().join(" "))
+/// The word about a claim whose client did not renew it.
+pub(super) fn farewell_expired(created: i64) -> String {
+    format!("expired\n{created}")
 }
 
 /// The word about claims that were taken.
@@ -54,7 +57,7 @@ pub(super) fn farewell_evicted(reason: &str, created: impl Iterator<Item = i64>)
 /// What a word of farewell says.
 #[derive(Debug, Default)]
 struct Farewell {
-    released: HashSet<String>,
+    expired: HashSet<i64>,
     evicted: HashMap<i64, String>,
 }
 
@@ -62,9 +65,7 @@ impl Farewell {
     fn hear(&mut self, word: &[u8]) {
         let Ok(word) = std::str::from_utf8(word) else { return };
         match word.split_once('\n') {
-            Some(("released", tokens)) => {
-                self.released.extend(tokens.split(' ').map(str::to_owned));
-            }
+            Some(("expired", created)) => self.expired.extend(created.parse::<i64>()),
             Some(("evicted", rest)) => {
                 let (created, reason) = rest.split_once('\n').unwrap_or((rest, ""));
                 let created = created.split(' ').filter_map(|created| created.parse().ok());
@@ -82,6 +83,7 @@ struct Seen {
     key: Vec<u8>,
     owner: Owner,
     holder: Holder,
+    lease: i64,
     held: bool,
 }
 
@@ -137,7 +139,8 @@ impl Seen {
             Owner::Ours { .. } => Detail::decode(&kv.value).holder,
             Owner::Foreign => Detail::foreign().holder,
         };
-        Self { created: kv.create_revision, key: kv.key, owner, holder, held: false }
+        let (created, lease) = (kv.create_revision, kv.lease);
+        Self { created, key: kv.key, owner, holder, lease, held: false }
     }
 }
 
@@ -167,7 +170,7 @@ impl Feed {
             }
             tokio::select! {
                 message = self.watch.next() => match message {
-                    Some(message) => self.take_in(message),
+                    Some(message) => self.take_in(message).await,
                     None => self.begin_again().await,
                 },
                 () = tokio::time::sleep(PRESENT_EVERY) => {}
@@ -194,7 +197,7 @@ impl Feed {
         }
     }
 
-    fn take_in(&mut self, message: WatchResponse) {
+    async fn take_in(&mut self, message: WatchResponse) {
         let word = self.inner.layout.own(FAREWELL);
         let mut farewells: HashMap<i64, Farewell> = HashMap::new();
         for kv in message.events.iter().filter_map(|event| event.kv.as_ref()) {
@@ -211,8 +214,8 @@ impl Feed {
             }
             if kind == DELETED {
                 let farewell = farewells.get(&kv.mod_revision).unwrap_or(&silence);
-                self.depart(&name, &kv.key, farewell);
-            } else if kv.create_revision == kv.mod_revision {
+                self.depart(&name, &kv.key, farewell).await;
+            } else {
                 self.arrive(&name, Seen::new(kv, owner));
             }
         }
@@ -220,7 +223,9 @@ impl Feed {
 
     fn arrive(&mut self, name: &Name, seen: Seen) {
         let line = self.lines.entry(name.clone()).or_default();
-        if line.iter().any(|known| known.key == seen.key) {
+        if let Some(known) = line.iter_mut().find(|known| known.key == seen.key) {
+            // It moved to another lease.
+            known.lease = seen.lease;
             return;
         }
         line.push(seen);
@@ -232,19 +237,22 @@ impl Feed {
         self.tell(told);
     }
 
-    fn depart(&mut self, name: &Name, key: &[u8], farewell: &Farewell) {
+    async fn depart(&mut self, name: &Name, key: &[u8], farewell: &Farewell) {
         let Some(line) = self.lines.get_mut(name) else { return };
         let Some(at) = line.iter().position(|seen| seen.key == key) else { return };
         let gone = line.remove(at);
-        let kind = match (&gone.owner, farewell.evicted.get(&gone.created)) {
-            (_, Some(reason)) => EventKind::Evicted { reason: reason.clone() },
-            (Owner::Ours { token, .. }, None) if !farewell.released.contains(&to_hex(token)) => {
+        let kind = match farewell.evicted.get(&gone.created) {
+            Some(reason) => EventKind::Evicted { reason: reason.clone() },
+            None if farewell.expired.contains(&gone.created) => EventKind::Expired,
+            // Other clients end their leases when they are done; that they gave the lock back is
+            // the likelier.
+            None if gone.owner != Owner::Foreign && !lives(&self.inner, gone.lease).await => {
                 EventKind::Expired
             }
-            // Other clients leave no word; that they gave it back is the likelier.
-            _ if gone.held => EventKind::Released,
-            _ => EventKind::Left,
+            None if gone.held => EventKind::Released,
+            None => EventKind::Left,
         };
+        let Some(line) = self.lines.get_mut(name) else { return };
         let mut told = vec![event(kind, name, &gone)];
         for at in settle(line) {
             told.push(event(EventKind::Granted, name, &line[at]));
@@ -259,6 +267,21 @@ impl Feed {
         let query = &self.query;
         self.events.extend(events.into_iter().filter(|event| query.admits_event(event)));
     }
+}
+
+/// Whether a lease is there. Who cannot be asked counts as alive.
+async fn lives(inner: &Inner, id: i64) -> bool {
+    let path = "/etcdserverpb.Lease/LeaseTimeToLive";
+    let asked = inner.links.try_ask::<_, TimeToLive>(path, &LeaseRequest { id }).await;
+    asked.is_ok_and(|answer| answer.ttl >= 0) || id == 0
+}
+
+/// Whether somebody watches the store.
+pub(super) async fn is_watched(inner: &Inner) -> bool {
+    let mut request = RangeRequest::span(&watchers(&inner.layout));
+    request.count_only = true;
+    let asked = inner.links.try_ask::<_, RangeResponse>("/etcdserverpb.KV/Range", &request).await;
+    asked.is_ok_and(|answer| answer.count > 0)
 }
 
 fn event(kind: EventKind, name: &Name, seen: &Seen) -> Event {
@@ -330,9 +353,9 @@ mod tests {
     #[test]
     fn a_farewell_says_who_and_why() {
         let mut farewell = Farewell::default();
-        farewell.hear(farewell_released(["a".into(), "b".into()].into_iter()).as_bytes());
+        farewell.hear(farewell_expired(5).as_bytes());
         farewell.hear(farewell_evicted("stuck\nsince noon", [7, 9].into_iter()).as_bytes());
-        assert!(farewell.released.contains("b"));
+        assert!(farewell.expired.contains(&5));
         assert_eq!(farewell.evicted[&9], "stuck\nsince noon");
     }
 }

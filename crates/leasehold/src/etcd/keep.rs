@@ -191,32 +191,10 @@ async fn one(
             stand_again(inner, renewal, &record, &ahead, line.revision);
         }
     }
-    let mut span = if record.held { renewal.ttl } else { renewal.patience };
-    let mut lease = match kept.get(&span) {
-        Some(lease) => *lease,
-        None => inner.leases.term(span).obtain(&inner.links, span).await?,
+    let Some((lease, span)) = rest_on(inner, renewal, &mut record, kept).await? else {
+        inner.book.remove(&token);
+        return out(inner, &record.name).await;
     };
-    let told = record.detail.ttl == renewal.ttl;
-    if record.lease != lease.id || !told {
-        record.detail.ttl = renewal.ttl;
-        match inner.rehang(&record, lease.id).await {
-            Ok(Some(modified)) => (record.modified, record.lease) = (modified, lease.id),
-            Ok(None) => {
-                inner.book.remove(&token);
-                return out(inner, &record.name).await;
-            }
-            // A full store writes nothing, but keeps what there is: where the claim is, it lives
-            // for as long as a waiting one.
-            Err(status) if failure::is_out_of_space(&status) => {
-                span = renewal.patience.min(renewal.ttl);
-                lease = inner.leases.term(span).obtain(&inner.links, span).await?;
-                if lease.id != record.lease {
-                    return Err(inner.links.translate(&status));
-                }
-            }
-            Err(status) => return Err(inner.links.translate(&status)),
-        }
-    }
     record.until = SystemClock.now() + span;
     let (created, held) = (record.created, record.held);
     inner.book.enter(token, record);
@@ -224,6 +202,45 @@ async fn one(
         true => Standing::Held { fence: fence(created), remaining: lease.left(sent, span) },
         false => Standing::Queued { ahead: count, retry_in: RETRY_IN },
     })
+}
+
+/// Sees to it that a claim is on the lease that it needs, which lives for the span returned; `None`
+/// if it is gone.
+async fn rest_on(
+    inner: &Inner,
+    renewal: &Renewal,
+    record: &mut Record,
+    kept: &Kept,
+) -> Result<Option<(Granted, Duration)>> {
+    let span = if record.held { renewal.ttl } else { renewal.patience };
+    let lease = match kept.get(&span) {
+        Some(lease) => *lease,
+        None => inner.leases.term(span).obtain(&inner.links, span).await?,
+    };
+    if record.lease == lease.id && record.detail.ttl == renewal.ttl {
+        return Ok(Some((lease, span)));
+    }
+    record.detail.ttl = renewal.ttl;
+    match inner.rehang(record, lease.id).await {
+        Ok(Some(modified)) => {
+            (record.modified, record.lease) = (modified, lease.id);
+            Ok(Some((lease, span)))
+        }
+        Ok(None) => Ok(None),
+        Err(status) => {
+            // A full store writes nothing, but keeps what there is: where the claim is, it lives
+            // for as long as a waiting one.
+            let span = renewal.patience.min(renewal.ttl);
+            let term = inner.leases.term(span);
+            if failure::is_out_of_space(&status) {
+                let lease = term.obtain(&inner.links, span).await?;
+                if lease.id == record.lease {
+                    return Ok(Some((lease, span)));
+                }
+            }
+            Err(inner.links.translate(&status))
+        }
+    }
 }
 
 /// What a heartbeat read of the line repairs whatever the watch missed.

@@ -172,7 +172,7 @@ fn token(hex: &str) -> Option<Token> {
 }
 
 /// A token as the store keeps it.
-pub(super) fn to_hex(token: &Token) -> String {
+fn to_hex(token: &Token) -> String {
     format!("{:032x}", u128::from_be_bytes(*token.as_bytes()))
 }
 

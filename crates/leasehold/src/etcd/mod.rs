@@ -192,7 +192,10 @@ impl Engine for Etcd {
         if let Some(janitor) = lock(janitor).take() {
             janitor.abort();
         }
-        leases.revoke_unused(links, |lease| book.uses(lease)).await;
+        // While somebody watches, the end of a lease would be taken for that of its claims.
+        if !feed::is_watched(&self.inner).await {
+            leases.revoke_unused(links, |lease| book.uses(lease)).await;
+        }
         links.close();
         Ok(())
     }
