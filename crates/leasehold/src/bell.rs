@@ -37,7 +37,8 @@ impl Bell {
     }
 }
 
-/// The bells of a client's waiting claims.
+/// The bells of a client's waiting claims. The memory engine has them in its lines.
+#[allow(dead_code, reason = "what is used of it depends on the engines of the build")]
 #[derive(Debug, Default)]
 pub(crate) struct Belfry {
     waiting: Mutex<HashMap<Token, Arc<Bell>>>,
@@ -45,6 +46,7 @@ pub(crate) struct Belfry {
     count: AtomicUsize,
 }
 
+#[allow(dead_code, reason = "what is used of it depends on the engines of the build")]
 impl Belfry {
     /// Hangs up a claim's bell. To be called before others can see the claim.
     pub(crate) fn expect(&self, token: Token) {

@@ -25,9 +25,8 @@
 #![warn(missing_docs, missing_debug_implementations, unreachable_pub)]
 
 mod acquire;
-// What is used of it depends on the engines of the build.
 #[cfg(any(feature = "etcd", feature = "postgres", feature = "redis"))]
-#[allow(dead_code)]
+#[allow(dead_code, reason = "what is used of it depends on the engines of the build")]
 mod address;
 mod bell;
 pub mod blocking;
