@@ -20,8 +20,8 @@ use super::tls::Tls;
 const PORT: u16 = 5432;
 const EXAMPLES: [&str; 2] =
     ["postgres://user@host/database", "postgres:///database?host=/var/run/postgresql"];
-const KNOWN: &str = "`schema`, `install`, `sslmode`, `sslrootcert`, `sslcert`, `sslkey`, `passfile`, `host`, \
-                     `connections`, `connect_timeout_ms` and `timeout_ms`";
+const KNOWN: &str = "`schema`, `install`, `sslmode`, `sslrootcert`, `sslcert`, `sslkey`, \
+                     `passfile`, `host`, `connections`, `connect_timeout_ms` and `timeout_ms`";
 
 /// The folder of a local server's socket where nothing else is said, as Debian has it.
 const SOCKET_FOLDER: &str = "/var/run/postgresql";
