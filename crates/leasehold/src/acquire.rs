@@ -401,16 +401,22 @@ impl Acquiring<'_> {
 
     async fn refuse_own_name(&self, claim: &Claim) -> Result<()> {
         let query = Query::name(claim.key.name.clone());
-        let page = self.client.inner.keeper.engine.inspect(&query).await?;
+        let engine = &self.client.inner.keeper.engine;
+        let page = engine.inspect(&query).await?;
         let own = self.client.inner.holder.id();
         let held = page.lines.iter().flat_map(|line| &line.held);
-        match held.map(|held| &held.holder).find(|holder| holder.id() == own) {
-            Some(holder) => Err(Error::Deadlock {
-                name: claim.key.name.clone(),
-                cycle: Cycle(vec![(claim.key.name.clone(), holder.clone())]),
-            }),
-            None => Ok(()),
+        let Some(holder) = held.map(|held| &held.holder).find(|holder| holder.id() == own) else {
+            return Ok(());
+        };
+        // It may have been this very claim, granted since it was last asked about. One that still
+        // waits did not hold then.
+        if !matches!(engine.claim(claim).await?, Standing::Queued { .. }) {
+            return Ok(());
         }
+        Err(Error::Deadlock {
+            name: claim.key.name.clone(),
+            cycle: Cycle(vec![(claim.key.name.clone(), holder.clone())]),
+        })
     }
 }
 

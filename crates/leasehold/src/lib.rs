@@ -25,7 +25,9 @@
 #![warn(missing_docs, missing_debug_implementations, unreachable_pub)]
 
 mod acquire;
-#[cfg(any(feature = "postgres", feature = "redis"))]
+// What is used of it depends on the engines of the build.
+#[cfg(any(feature = "etcd", feature = "postgres", feature = "redis"))]
+#[allow(dead_code)]
 mod address;
 mod bell;
 pub mod blocking;
@@ -34,6 +36,8 @@ mod client;
 pub mod clock;
 pub mod engine;
 pub mod error;
+#[cfg(feature = "etcd")]
+pub mod etcd;
 mod handle;
 mod keeper;
 mod lane;

@@ -9,6 +9,9 @@ use crate::memory::Memory;
 /// The schemes of this build, as error messages show them.
 pub(crate) fn known() -> Vec<&'static str> {
     let mut known = vec!["memory:"];
+    if cfg!(feature = "etcd") {
+        known.push("etcd://HOST,HOST");
+    }
     if cfg!(feature = "redis") {
         known.push("redis://HOST");
         known.push("redis+sentinel://HOST,HOST/MASTER");
@@ -32,6 +35,13 @@ pub(crate) async fn open(url: &str) -> Result<Arc<dyn Engine>> {
     };
     match scheme {
         "memory" => Ok(Arc::new(Memory::shared(rest))),
+        #[cfg(feature = "etcd")]
+        "etcd" | "etcds" => Ok(Arc::new(crate::etcd::Etcd::open(url).await?)),
+        #[cfg(not(feature = "etcd"))]
+        "etcd" | "etcds" => Err(Error::Config(Config::NotBuilt {
+            scheme: scheme.to_owned(),
+            advice: "build `leasehold` with the feature `etcd`",
+        })),
         #[cfg(feature = "redis")]
         "redis" | "rediss" | "redis+unix" | "redis+sentinel" | "rediss+sentinel"
         | "redis+cluster" | "rediss+cluster" => Ok(Arc::new(crate::redis::Redis::open(url).await?)),

@@ -33,6 +33,8 @@ type Make = fn() -> std::result::Result<Arc<dyn Harness>, Failure>;
 
 const ENGINES: &[(&str, Make)] = &[
     ("memory", || Ok(Arc::new(MemoryStore(Memory::new())))),
+    #[cfg(feature = "etcd")]
+    ("etcd", || Ok(Arc::new(etcd::cluster()?))),
     #[cfg(feature = "postgres")]
     ("postgres", || Ok(Arc::new(postgres::table()?))),
     #[cfg(feature = "redis")]
@@ -88,7 +90,7 @@ impl Harness for MemoryStore {
 }
 
 /// Starts something once; whoever comes meanwhile waits for it.
-#[cfg(any(feature = "postgres", feature = "redis"))]
+#[cfg(any(feature = "etcd", feature = "postgres", feature = "redis"))]
 fn once<T: Send + Sync + 'static>(
     place: &'static std::sync::OnceLock<T>,
     start: impl FnOnce() -> leasehold_testkit::Result<T>,
@@ -132,6 +134,50 @@ mod postgres {
     impl Harness for TableStore {
         async fn engine(&self) -> Result<Arc<dyn Engine>> {
             Ok(Arc::new(LeaseTable::open(&self.url).await?))
+        }
+
+        fn url(&self) -> Option<String> {
+            Some(self.url.clone())
+        }
+
+        fn ttl_floor(&self) -> Duration {
+            Ttl::MIN
+        }
+
+        fn worker(&self) -> Option<Command> {
+            Some(Command::new(std::env::current_exe().expect("this program is a file")))
+        }
+    }
+}
+
+#[cfg(feature = "etcd")]
+mod etcd {
+    //! A cluster that lives as long as this program, and a key prefix of its own for each store.
+
+    use super::*;
+    use std::sync::OnceLock;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use leasehold::etcd::Etcd;
+    use leasehold_testkit::servers;
+
+    #[derive(Debug)]
+    pub(super) struct EtcdStore {
+        url: String,
+    }
+
+    pub(super) fn cluster() -> std::result::Result<EtcdStore, Failure> {
+        static SERVERS: OnceLock<servers::Group> = OnceLock::new();
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let servers = once(&SERVERS, || servers::Etcd::new().start_cluster_blocking())?;
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        Ok(EtcdStore { url: format!("{}?prefix=store{number}:", servers.url()) })
+    }
+
+    #[async_trait]
+    impl Harness for EtcdStore {
+        async fn engine(&self) -> Result<Arc<dyn Engine>> {
+            Ok(Arc::new(Etcd::open(&self.url).await?))
         }
 
         fn url(&self) -> Option<String> {

@@ -152,7 +152,7 @@ fn the_library_does_not_unwrap() {
 
 #[test]
 fn engines_use_only_the_narrow_waist() {
-    let engines = ["memory.rs", "postgres/", "quorum/", "redis/", "sqlite/"];
+    let engines = ["etcd/", "memory.rs", "postgres/", "quorum/", "redis/", "sqlite/"];
     let mut faults = Vec::new();
     let mut seen = 0;
     for (name, text) in files(&["rs"]) {
@@ -228,7 +228,7 @@ fn readme_examples_are_compiled_as_doc_tests() {
 
 #[test]
 fn every_engine_has_its_page() {
-    for engine in ["memory", "postgres", "redis", "sqlite"] {
+    for engine in ["etcd", "memory", "postgres", "redis", "redlock", "sqlite"] {
         let page = root().join("docs/engines").join(engine).with_extension("md");
         assert!(page.is_file(), "{}", page.display());
     }

@@ -14,7 +14,7 @@ use crate::address::{Host, Secret};
 use super::link::Connection;
 
 /// A failure of ours in the driver's clothes.
-fn unreachable(cause: &str) -> RedisError {
+pub(super) fn unreachable(cause: &str) -> RedisError {
     std::io::Error::new(std::io::ErrorKind::TimedOut, cause.to_owned()).into()
 }
 

@@ -232,3 +232,33 @@ fn errors_say_whether_trying_again_may_help() {
         assert!(message.starts_with(|first: char| !first.is_uppercase()), "{message}");
     }
 }
+
+/// The answer "queued" and the look at the line are two exchanges; between them it may have become
+/// this claim's turn.
+#[test]
+fn a_claim_that_is_granted_before_the_look_at_its_line_is_no_deadlock() {
+    on_every_store(async |store| {
+        let held = store.client().mutex("n").lock().await.expect("free");
+        let held = Arc::new(Mutex::new(Some(held)));
+        let hooks = Hooks {
+            before: None,
+            after: Some(Arc::new(move |verb| {
+                let lease = match verb {
+                    Verb::Claim => held.lock().expect("no panic").take(),
+                    _ => None,
+                };
+                Box::pin(async move {
+                    if let Some(lease) = lease {
+                        lease.release().await?;
+                    }
+                    Ok(())
+                })
+            })),
+        };
+        let client = Client::builder().engine(store.hooked(hooks)).expect("a client");
+        let waiting = client.claim("n").one_at_a_time();
+        let lease = tokio::time::timeout(Duration::from_secs(20), waiting.acquire()).await;
+        let lease = lease.expect("in time").expect("no deadlock");
+        assert!(lease.is_held());
+    });
+}

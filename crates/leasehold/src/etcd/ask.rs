@@ -1,0 +1,367 @@
+//! Making a claim: into the line and to its answer in one transaction.
+//!
+//! If nobody is in its way the claim is written on the lease of its ttl, and holds. Else it is
+//! written on the lease of its patience, so that a waiter that dies is gone soon, and the line is
+//! read in the same transaction. A claim of another kind than the line's writes nothing.
+
+use std::time::Duration;
+
+use futures_util::future::join;
+use tonic::Status;
+
+use crate::claim::{Claim, Standing};
+use crate::clock::{Clock, Moment, SystemClock};
+use crate::error::{Error, Kind, Result};
+use crate::line::{CLAIMS_MAX, Refusal};
+
+use super::Inner;
+use super::book::Record;
+use super::detail::Detail;
+use super::failure;
+use super::leases::{Granted, Term};
+use super::lineup::{self, Ahead, Lineup, first_with_value, holds, modes};
+use super::wire::{Compare, RangeRequest, RangeResponse, TxnRequest, TxnResponse, delete, put};
+
+/// How often a claim is tried when the line changes under it.
+const ROUNDS_MAX: usize = 16;
+/// When to ask again although no bell rang; the heartbeat looks sooner.
+pub(super) const RETRY_IN: Duration = Duration::from_secs(10);
+
+/// One claim on its way.
+struct Asking<'a> {
+    inner: &'a Inner,
+    claim: &'a Claim,
+    key: Vec<u8>,
+    detail: Detail,
+    /// Writes although there is something in the line that may be of another kind.
+    anyway: bool,
+}
+
+/// What a round came to.
+enum Round {
+    Done(Standing),
+    Again,
+}
+
+/// Where the claim was found or put.
+struct Found<'a> {
+    created: i64,
+    modified: i64,
+    lease: i64,
+    lineup: &'a Lineup,
+}
+
+pub(super) async fn claim(inner: &Inner, claim: &Claim) -> Result<Standing> {
+    let key = inner.layout.key(&claim.key.name, &claim.key.token, claim.mode);
+    let mut detail = Detail::of(claim);
+    if let Some(record) = inner.book.get(&claim.key.token) {
+        detail.joined_ms = record.detail.joined_ms;
+    }
+    let before = inner.links.abandoned();
+    let mut asking = Asking { inner, claim, key, detail, anyway: false };
+    for _ in 0..ROUNDS_MAX {
+        if let Round::Done(standing) = asking.round().await? {
+            if inner.links.abandoned() != before {
+                asking.doubt(&standing);
+            }
+            return Ok(standing);
+        }
+    }
+    Err(Error::Store {
+        store: inner.links.store.clone(),
+        cause: format!("the line of `{}` changes too fast to join it", claim.key.name),
+        transient: true,
+    })
+}
+
+impl Asking<'_> {
+    /// A request that was given up may yet take effect, also when this claim is long over.
+    fn doubt(&self, standing: &Standing) {
+        let (book, key) = (&self.inner.book, &self.claim.key);
+        match standing {
+            Standing::Out { .. } => book.doubt(key.clone(), SystemClock.now()),
+            _ => book.change(&key.token, |record| record.doubtful = true),
+        }
+    }
+
+    async fn round(&mut self) -> Result<Round> {
+        let Inner { links, leases, .. } = self.inner;
+        let (claim, sent) = (self.claim, SystemClock.now());
+        let term = leases.term(claim.ttl);
+        let lease = match term.alive(sent) {
+            Some(lease) => lease,
+            None => term.obtain(links, claim.ttl).await?,
+        };
+        let later = leases.term(claim.patience);
+        let waiting = later.ready(sent, claim.patience).filter(|_| claim.join);
+        if claim.join {
+            self.inner.queue.asks(&claim.key.name, claim.key.token);
+        }
+        let request = self.request(lease.id, waiting);
+        // A lease that ends too soon is kept alive beside the claim, not before it.
+        let (answer, kept) = match term.ready(sent, claim.ttl) {
+            Some(lease) => (links.txn(&request).await, lease),
+            None => {
+                let (answer, kept) = join(links.txn(&request), term.obtain(links, claim.ttl)).await;
+                (answer, kept?)
+            }
+        };
+        let answer = match answer {
+            Ok(answer) => answer,
+            Err(status) => return self.failed(&status, (&term, lease), (&later, waiting)),
+        };
+        if kept.id != lease.id {
+            // The lease had ended, and what was written on it ends with it.
+            return Ok(Round::Again);
+        }
+        let lease = kept;
+        self.read(answer, (lease, waiting), sent).await
+    }
+
+    /// A lease may have ended without our knowledge; any other failure is the caller's.
+    fn failed(
+        &self,
+        status: &Status,
+        (term, lease): (&Term, Granted),
+        (later, waiting): (&Term, Option<Granted>),
+    ) -> Result<Round> {
+        if !failure::is_lease_gone(status) {
+            return Err(self.inner.links.translate(status));
+        }
+        term.forget(lease.id);
+        if let Some(waiting) = waiting {
+            later.forget(waiting.id);
+        }
+        Ok(Round::Again)
+    }
+
+    fn request(&self, lease: i64, waiting: Option<Granted>) -> TxnRequest {
+        let (layout, claim) = (&self.inner.layout, self.claim);
+        let name = &claim.key.name;
+        let value = self.detail.encode();
+        let absent = || Compare::created(&self.key, 0);
+        let in_the_way = layout.in_the_way(name, claim.mode);
+        let mut compare: Vec<Compare> = in_the_way.iter().map(Compare::none_in).collect();
+        compare.push(absent());
+        let line = lineup::head(layout, name).op();
+        let own = RangeRequest::one(&self.key).without_values().op();
+        let failure = match waiting {
+            Some(waiting) => {
+                let mut compare = vec![absent()];
+                if !self.anyway {
+                    let others = layout.other_kinds(name, claim.mode);
+                    compare.extend(others.iter().map(Compare::none_in));
+                }
+                let success = vec![put(&self.key, &value, waiting.id), line.clone()];
+                vec![TxnRequest { compare, success, failure: vec![line, own] }.op()]
+            }
+            // Who does not join is told who is first.
+            None if !claim.join => vec![line, own, first_with_value(layout, name).op()],
+            None => vec![line, own],
+        };
+        TxnRequest { compare, success: vec![put(&self.key, &value, lease)], failure }
+    }
+
+    async fn read(
+        &mut self,
+        answer: TxnResponse,
+        (lease, waiting): (Granted, Option<Granted>),
+        sent: Moment,
+    ) -> Result<Round> {
+        let (claim, revision) = (self.claim, answer.revision());
+        if answer.succeeded {
+            let standing = self.held((revision, revision), lease, sent);
+            return Ok(Round::Done(standing));
+        }
+        let (answer, joined) = match waiting {
+            None => (answer, false),
+            Some(_) => match answer.inner() {
+                Some(inner) => (inner.clone(), inner.succeeded),
+                None => return Err(self.inner.odd()),
+            },
+        };
+        let mut ranges = answer.ranges();
+        let (Some(line), own, first) = (ranges.next(), ranges.next(), ranges.next()) else {
+            return Err(self.inner.odd());
+        };
+        let lineup = Lineup::read(&self.inner.layout, &claim.key.name, line, revision);
+        let own = own.and_then(|own| own.kvs.into_iter().next());
+        let found = match (joined, waiting, own) {
+            (true, Some(waiting), _) => (revision, revision, waiting.id),
+            (_, _, Some(own)) => (own.create_revision, own.mod_revision, own.lease),
+            _ => return self.not_in_line((&lineup, first), lease, sent).await,
+        };
+        let (created, modified, on) = found;
+        if joined && let Some(refusal) = self.refusal(&lineup) {
+            self.undo(created).await?;
+            return Err(refusal.into_error(claim));
+        }
+        let found = Found { created, modified, lease: on, lineup: &lineup };
+        self.settle(found, lease, sent).await
+    }
+
+    /// Why the line does not take this claim.
+    fn refusal(&self, lineup: &Lineup) -> Option<Refusal> {
+        let kind = Kind::from(self.claim.mode);
+        match lineup.kind() {
+            Some(in_force) if in_force != kind => Some(Refusal::Mismatch(in_force)),
+            _ if lineup.count > CLAIMS_MAX => Some(Refusal::Full),
+            _ => None,
+        }
+    }
+
+    async fn undo(&self, created: i64) -> Result<()> {
+        let compare = vec![Compare::created(&self.key, created)];
+        let success = vec![delete(&self.key)];
+        let request = TxnRequest { compare, success, failure: Vec::new() };
+        let undone = self.inner.links.txn(&request).await;
+        undone.map(|_| ()).map_err(|status| self.inner.links.translate(&status))
+    }
+
+    /// The claim is in nobody's line yet: refused, or to be written with another request.
+    async fn not_in_line(
+        &mut self,
+        (lineup, first): (&Lineup, Option<RangeResponse>),
+        lease: Granted,
+        sent: Moment,
+    ) -> Result<Round> {
+        let (inner, claim) = (self.inner, self.claim);
+        if let Some(refusal @ Refusal::Mismatch(_)) = self.refusal(lineup) {
+            return Err(refusal.into_error(claim));
+        }
+        if claim.join {
+            if lineup.count >= CLAIMS_MAX {
+                return Err(Refusal::Full.into_error(claim));
+            }
+            let later = inner.leases.term(claim.patience);
+            match later.ready(SystemClock.now(), claim.patience) {
+                Some(_) => self.anyway = true,
+                None => drop(later.obtain(&inner.links, claim.patience).await?),
+            }
+            return Ok(Round::Again);
+        }
+        let whole = match lineup.whole {
+            true => lineup.clone(),
+            false => lineup::read_all(inner, &claim.key.name).await?,
+        };
+        if !holds(modes(&whole.entries), claim.mode) {
+            let first = first.and_then(|first| inner.first_holder(&claim.key.name, &first));
+            let by = match first {
+                Some(holder) => Some(holder),
+                None => inner.holder_of_first(&claim.key.name, &whole).await?,
+            };
+            let ahead = whole.entries.len();
+            return Ok(Round::Done(Standing::Out { ahead, retry_in: RETRY_IN, by }));
+        }
+        // There is room, unless somebody came since the line was read.
+        let line = inner.layout.line(&claim.key.name);
+        let compare =
+            vec![Compare::none_after(&line, whole.revision), Compare::created(&self.key, 0)];
+        let success = vec![put(&self.key, &self.detail.encode(), lease.id)];
+        let request = TxnRequest { compare, success, failure: Vec::new() };
+        match inner.links.txn(&request).await {
+            Ok(answer) if answer.succeeded => {
+                let revision = answer.revision();
+                Ok(Round::Done(self.held((revision, revision), lease, sent)))
+            }
+            Ok(_) => Ok(Round::Again),
+            Err(status) if failure::is_lease_gone(&status) => {
+                inner.leases.term(claim.ttl).forget(lease.id);
+                Ok(Round::Again)
+            }
+            Err(status) => Err(inner.links.translate(&status)),
+        }
+    }
+
+    /// The claim is in line: does it hold?
+    async fn settle(&mut self, found: Found<'_>, lease: Granted, sent: Moment) -> Result<Round> {
+        let (inner, claim) = (self.inner, self.claim);
+        let (name, mode) = (&claim.key.name, claim.mode);
+        let ahead = inner.ahead(found.lineup, name, mode, found.created).await?;
+        let Ahead { entries, whole, count } = &ahead;
+        if *whole && holds(modes(entries), mode) {
+            return self.confirm(found, lease, sent).await;
+        }
+        let span = claim.patience;
+        let kept = inner.leases.term(span).obtain(&inner.links, span).await?;
+        let mut record = self.record(found.created, found.modified, found.lease);
+        if found.lease != kept.id {
+            match self.rehang(&record, kept.id).await? {
+                Some(modified) => (record.modified, record.lease) = (modified, kept.id),
+                None => return Ok(Round::Again),
+            }
+        }
+        record.until = SystemClock.now() + span;
+        inner.book.enter(claim.key.token, record);
+        let fence = fence(found.created);
+        let (token, revision) = (claim.key.token, found.lineup.revision);
+        let ring = inner.queue.stands(name, token, (fence, mode), (entries, *whole), revision);
+        if let Some((token, fence)) = ring {
+            inner.belfry.ring(&token, fence);
+        }
+        Ok(Round::Done(Standing::Queued { ahead: *count, retry_in: RETRY_IN }))
+    }
+
+    /// The claim holds; it gets its whole ttl.
+    async fn confirm(&mut self, found: Found<'_>, lease: Granted, sent: Moment) -> Result<Round> {
+        let record = self.record(found.created, found.modified, found.lease);
+        let known = self.inner.book.get(&self.claim.key.token);
+        let same_ttl = known.is_none_or(|known| known.detail.ttl == self.claim.ttl);
+        let mut modified = found.modified;
+        if found.lease != lease.id || !same_ttl {
+            match self.rehang(&record, lease.id).await? {
+                Some(written) => modified = written,
+                None => return Ok(Round::Again),
+            }
+        }
+        Ok(Round::Done(self.held((found.created, modified), lease, sent)))
+    }
+
+    async fn rehang(&self, record: &Record, lease: i64) -> Result<Option<i64>> {
+        let written = self.inner.rehang(record, lease).await;
+        written.map_err(|status| self.inner.links.translate(&status))
+    }
+
+    fn held(&self, (created, modified): (i64, i64), lease: Granted, sent: Moment) -> Standing {
+        let mut record = self.record(created, modified, lease.id);
+        record.held = true;
+        record.until = SystemClock.now() + self.claim.ttl;
+        self.inner.book.enter(self.claim.key.token, record);
+        let remaining = lease.left(sent, self.claim.ttl);
+        Standing::Held { fence: fence(created), remaining }
+    }
+
+    fn record(&self, created: i64, modified: i64, lease: i64) -> Record {
+        let known = self.inner.book.get(&self.claim.key.token);
+        Record {
+            name: self.claim.key.name.clone(),
+            key: self.key.clone(),
+            mode: self.claim.mode,
+            detail: self.detail.clone(),
+            created,
+            modified,
+            lease,
+            held: false,
+            until: Moment::NEVER,
+            unseen: 0,
+            doubtful: known.is_some_and(|known| known.doubtful),
+        }
+    }
+}
+
+impl Inner {
+    /// Puts a claim on another lease, and its present ttl into its value, if it is still there.
+    /// Returns the revision of that.
+    pub(super) async fn rehang(&self, record: &Record, lease: i64) -> Result<Option<i64>, Status> {
+        let compare = vec![Compare::created(&record.key, record.created)];
+        let success = vec![put(&record.key, &record.detail.encode(), lease)];
+        let request = TxnRequest { compare, success, failure: Vec::new() };
+        let answer = self.links.txn(&request).await?;
+        Ok(answer.succeeded.then(|| answer.revision()))
+    }
+}
+
+/// A claim's number for the library.
+pub(super) fn fence(created: i64) -> u64 {
+    u64::try_from(created).unwrap_or(0)
+}

@@ -1,0 +1,296 @@
+//! Giving back: one transaction for many claims, each removed only if it is the very one that was
+//! made. Whoever is next hears of it through the standing watch.
+//!
+//! Also what a client does about its own claims that nobody renewed, and taking a name by force.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::claim::{ClaimKey, Holder, Mode, Released, Token};
+use crate::clock::{Clock, Moment, SystemClock};
+use crate::engine::{Counts, Eviction};
+use crate::error::{Error, Result};
+use crate::name::Name;
+
+use super::Inner;
+use super::book::Record;
+use super::detail::Detail;
+use super::feed;
+use super::lineup::{self, Entry, first_with_value, holds, modes};
+use super::sums;
+use super::wire::{
+    Compare, DeleteRequest, DeleteResponse, Done, RangeRequest, RequestOp, TxnRequest, TxnResponse,
+    delete, put,
+};
+
+/// Claims in one transaction: a quarter of what a server allows, because each has a read beside it.
+const BATCH_MAX: usize = 32;
+/// How often something is tried when the line changes under it.
+const ROUNDS_MAX: usize = 8;
+/// A revision at which no key was created.
+const NEVER_CREATED: i64 = i64::MAX;
+/// The pause before a claim that could not be removed is tried again.
+const AGAIN: Duration = Duration::from_secs(1);
+
+/// What became of one claim.
+enum Outcome {
+    Told(Released),
+    /// It is there, but not the one that was meant: it was created then.
+    CreatedAt(i64),
+}
+
+/// A claim that is to leave: its key and the revision it was created at.
+struct Leaving<'a> {
+    index: usize,
+    name: &'a Name,
+    key: Vec<u8>,
+    created: i64,
+}
+
+pub(super) async fn release(inner: &Inner, keys: &[ClaimKey]) -> Result<Vec<Released>> {
+    let released = take_out(inner, keys).await?;
+    for key in keys {
+        let record = inner.book.remove(&key.token);
+        inner.queue.forget(&key.name, &key.token);
+        // A request of which no answer came may be behind this one.
+        if record.is_none_or(|record| record.doubtful) {
+            inner.book.doubt(key.clone(), SystemClock.now());
+        }
+    }
+    Ok(released)
+}
+
+async fn take_out(inner: &Inner, keys: &[ClaimKey]) -> Result<Vec<Released>> {
+    let mut released = vec![Released::AlreadyExpired; keys.len()];
+    let mut leaving = Vec::with_capacity(keys.len());
+    let mut lines: HashMap<&Name, lineup::Lineup> = HashMap::new();
+    let mut seen = HashSet::with_capacity(keys.len());
+    for (index, claim @ ClaimKey { name, token }) in keys.iter().enumerate() {
+        if !seen.insert(claim) {
+            // etcd compares before it removes anything, so the second of two would find itself.
+            let key = inner.layout.key(name, token, Mode::Exclusive);
+            leaving.push(Leaving { index, name, key, created: NEVER_CREATED });
+            continue;
+        }
+        if let Some(record) = inner.book.get(token).filter(|record| record.name == *name) {
+            leaving.push(Leaving { index, name, key: record.key, created: record.created });
+            continue;
+        }
+        // Somebody else's, by its handle, or one whose answer never came.
+        if !lines.contains_key(name) {
+            lines.insert(name, lineup::read_all(inner, name).await?);
+        }
+        let own = lines.get(name).and_then(|line| line.own(token));
+        // One that is not there is asked for all the same: in its turn, who holds is told.
+        let (key, created) = match own {
+            Some(Entry { key, created, .. }) => (key.clone(), *created),
+            None => (inner.layout.key(name, token, Mode::Exclusive), NEVER_CREATED),
+        };
+        leaving.push(Leaving { index, name, key, created });
+    }
+    if let [one] = leaving.as_slice()
+        && one.created != NEVER_CREATED
+        && remove_one(inner, &one.key).await?
+    {
+        return Ok(vec![Released::Released]);
+    }
+    for batch in leaving.chunks_mut(BATCH_MAX) {
+        for _ in 0..ROUNDS_MAX {
+            let answer = remove(inner, batch).await?;
+            let outcomes = outcomes(inner, batch, answer)?;
+            let mut moved = false;
+            for (leaving, outcome) in batch.iter_mut().zip(outcomes) {
+                match outcome {
+                    Outcome::Told(outcome) if released[leaving.index] != Released::Released => {
+                        released[leaving.index] = outcome;
+                    }
+                    Outcome::Told(_) => {}
+                    // It left and came back since this client last heard of it.
+                    Outcome::CreatedAt(created) => (leaving.created, moved) = (created, true),
+                }
+            }
+            if !moved {
+                break;
+            }
+        }
+    }
+    Ok(released)
+}
+
+/// The usual case. No comparison is needed: nobody else's claim has this token in its key. Half the
+/// work of a transaction for the server.
+async fn remove_one(inner: &Inner, key: &[u8]) -> Result<bool> {
+    let request = DeleteRequest { key: key.to_vec() };
+    let answer: DeleteResponse = inner.links.ask("/etcdserverpb.KV/DeleteRange", &request).await?;
+    Ok(answer.deleted > 0)
+}
+
+async fn remove(inner: &Inner, batch: &[Leaving<'_>]) -> Result<TxnResponse> {
+    let removals = batch.iter().map(|leaving| {
+        let compare = vec![Compare::created(&leaving.key, leaving.created)];
+        let success = vec![delete(&leaving.key)];
+        let first = first_with_value(&inner.layout, leaving.name).op();
+        let failure = vec![first, RangeRequest::one(&leaving.key).without_values().op()];
+        TxnRequest { compare, success, failure }.op()
+    });
+    let request = TxnRequest { success: removals.collect(), ..TxnRequest::default() };
+    let answer = inner.links.txn(&request).await;
+    answer.map_err(|status| inner.links.translate(&status))
+}
+
+fn outcomes(inner: &Inner, batch: &[Leaving<'_>], answer: TxnResponse) -> Result<Vec<Outcome>> {
+    let mut outcomes = Vec::with_capacity(batch.len());
+    for (leaving, response) in batch.iter().zip(answer.responses) {
+        let Some(Done::Txn(one)) = response.done else { return Err(inner.odd()) };
+        if one.succeeded {
+            outcomes.push(Outcome::Told(Released::Released));
+            continue;
+        }
+        let mut ranges = one.ranges();
+        let (first, own) = (ranges.next().unwrap_or_default(), ranges.next().unwrap_or_default());
+        let own = own.kvs.first().filter(|_| leaving.created != NEVER_CREATED);
+        outcomes.push(match (own, inner.first_holder(leaving.name, &first)) {
+            (Some(own), _) => Outcome::CreatedAt(own.create_revision),
+            (None, Some(holder)) => Outcome::Told(Released::TakenBy(holder)),
+            (None, None) => Outcome::Told(Released::AlreadyExpired),
+        });
+    }
+    match outcomes.len() == batch.len() {
+        true => Ok(outcomes),
+        false => Err(inner.odd()),
+    }
+}
+
+/// Removes this client's claims whose time is up. Returns when the next one's is.
+pub(super) async fn sweep(inner: &Inner) -> Option<Moment> {
+    for doubt in inner.book.doubts(SystemClock.now()) {
+        if let Err(error) = take_out(inner, std::slice::from_ref(&doubt.key)).await {
+            tracing::debug!(%error, "a claim that may have come late was not looked for");
+        }
+        inner.book.doubt_again(doubt, SystemClock.now());
+    }
+    let (overdue, mut next) = inner.book.overdue(SystemClock.now());
+    for (token, record) in overdue {
+        match expire(inner, &token, &record).await {
+            Ok(()) => {}
+            Err(error) => {
+                tracing::debug!(%error, "a claim whose time is up was not removed yet");
+                let again = SystemClock.now() + AGAIN;
+                inner.book.change(&token, |record| record.until = record.until.max(again));
+                next = Some(next.map_or(again, |next| next.min(again)));
+            }
+        }
+    }
+    next
+}
+
+async fn expire(inner: &Inner, token: &Token, record: &Record) -> Result<()> {
+    let counts = Counts { expired: u64::from(record.held), ..Counts::default() };
+    for _ in 0..ROUNDS_MAX {
+        let sum = sums::read_one(inner).await?;
+        let mut compare = vec![Compare::modified(&record.key, record.modified)];
+        let word = feed::farewell_expired(record.created);
+        let word = put(&inner.layout.own(feed::FAREWELL), word.as_bytes(), 0);
+        let mut success = vec![delete(&record.key), word];
+        if record.held {
+            compare.push(Compare::modified(&sum.key, sum.modified));
+            success.push(put(&sum.key, sum.plus(&counts).as_bytes(), 0));
+        }
+        let failure = vec![RangeRequest::one(&record.key).without_values().op()];
+        let request = TxnRequest { compare, success, failure };
+        let answer = inner.links.txn(&request).await;
+        let answer = answer.map_err(|status| inner.links.translate(&status))?;
+        let done = answer.succeeded;
+        let current = answer.ranges().next().and_then(|range| range.kvs.into_iter().next());
+        if done || current.is_none_or(|kv| kv.mod_revision != record.modified) {
+            // Gone, or taken up by somebody else. If it was renewed meanwhile it is not overdue.
+            let same = |now: &Record| now.until == record.until;
+            if inner.book.get(token).is_some_and(|now| same(&now)) {
+                inner.book.remove(token);
+            }
+            return Ok(());
+        }
+    }
+    Err(inner.busy())
+}
+
+/// Sweeps for as long as the engine is there.
+pub(super) async fn keep_sweeping(inner: std::sync::Weak<Inner>) {
+    loop {
+        let Some(strong) = inner.upgrade() else { return };
+        let next = sweep(&strong).await.unwrap_or(Moment::NEVER);
+        let book = Arc::clone(&strong.book);
+        drop(strong);
+        tokio::select! {
+            () = book.sooner.notified() => {}
+            () = SystemClock.sleep_until(next) => {}
+        }
+    }
+}
+
+/// Takes a name from whoever holds it.
+pub(super) async fn evict(inner: &Inner, order: &Eviction) -> Result<Vec<Holder>> {
+    for _ in 0..ROUNDS_MAX {
+        let lineup = lineup::read_all(inner, &order.name).await?;
+        let holding = holding(&lineup.entries);
+        if holding.is_empty() {
+            return Ok(Vec::new());
+        }
+        if let Some(evicted) = evict_these(inner, order, holding).await? {
+            let (name, by, reason) = (&order.name, order.by.label(), &order.reason);
+            tracing::warn!(%name, by, reason, "evicted");
+            return Ok(evicted);
+        }
+    }
+    Err(inner.busy())
+}
+
+/// Those of a line that hold.
+pub(super) fn holding(entries: &[Entry]) -> &[Entry] {
+    let mut count = 0;
+    while count < entries.len() && holds(modes(&entries[..count]), entries[count].owner.mode()) {
+        count += 1;
+    }
+    &entries[..count]
+}
+
+/// `None` if one of them left meanwhile.
+async fn evict_these(
+    inner: &Inner,
+    order: &Eviction,
+    holding: &[Entry],
+) -> Result<Option<Vec<Holder>>> {
+    let mut evicted = Vec::with_capacity(holding.len());
+    for batch in holding.chunks(BATCH_MAX) {
+        let reads = batch.iter().map(|entry| RangeRequest::one(&entry.key).op());
+        let mut success: Vec<RequestOp> = reads.collect();
+        success.extend(batch.iter().map(|entry| delete(&entry.key)));
+        let fences = batch.iter().map(|entry| entry.created);
+        let farewell = feed::farewell_evicted(&order.reason, fences);
+        let word = put(&inner.layout.own(feed::FAREWELL), farewell.as_bytes(), 0);
+        let nobody = vec![Compare::none_in(&feed::watchers(&inner.layout))];
+        success.push(TxnRequest { compare: nobody, success: Vec::new(), failure: vec![word] }.op());
+        let compare: Vec<Compare> =
+            batch.iter().map(|entry| Compare::created(&entry.key, entry.created)).collect();
+        let request = TxnRequest { compare, success, failure: Vec::new() };
+        let answer = inner.links.txn(&request).await;
+        let answer = answer.map_err(|status| inner.links.translate(&status))?;
+        if !answer.succeeded {
+            return Ok(None);
+        }
+        let values = answer.ranges().filter_map(|range| range.kvs.into_iter().next());
+        evicted.extend(values.map(|kv| Detail::decode(&kv.value).holder));
+    }
+    Ok(Some(evicted))
+}
+
+impl Inner {
+    fn busy(&self) -> Error {
+        Error::Store {
+            store: self.links.store.clone(),
+            cause: "too many change the same thing at once".into(),
+            transient: true,
+        }
+    }
+}

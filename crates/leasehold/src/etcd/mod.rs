@@ -1,0 +1,202 @@
+//! The etcd engine: a cluster that agrees on everything before it says yes.
+//!
+//! A claim is a key `NAME/…` on a lease, in the order of creation, as etcd's own lock clients have
+//! it; the fence is the creation's revision. The claim and the answer are one transaction, giving
+//! back is another. Whoever is next hears of it through the standing watch and need not ask.
+//!
+//! Exchanges: claim 1, renew 2 for all of a client's claims, release 1 for up to 32. Proposals: one
+//! to claim, one to give back; renewals are none.
+
+mod ask;
+mod book;
+mod detail;
+mod doctor;
+mod failure;
+mod feed;
+mod keep;
+mod keys;
+mod leases;
+mod leave;
+mod lineup;
+mod link;
+mod mailbox;
+mod queue;
+mod settings;
+mod sums;
+mod survey;
+mod wire;
+
+use std::sync::{Arc, Mutex};
+
+use async_trait::async_trait;
+use futures_util::stream::BoxStream;
+use tokio::task::JoinHandle;
+
+use crate::bell::Belfry;
+use crate::claim::{Claim, ClaimKey, Holder, Released, Renewal, Standing};
+use crate::engine::{
+    Capabilities, Counts, Engine, Event, Eviction, Finding, Info, Page, Query, Totals, Wake,
+};
+use crate::error::Result;
+
+use book::Book;
+use keys::Layout;
+use leases::Leases;
+use link::{Links, lock};
+use queue::Queue;
+use settings::Settings;
+
+/// A store in an etcd cluster. Clones share their connections and leases.
+#[derive(Debug, Clone)]
+pub struct Etcd {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    info: Info,
+    layout: Layout,
+    links: Links,
+    leases: Leases,
+    book: Arc<Book>,
+    queue: Queue,
+    belfry: Belfry,
+    /// Ends claims that nobody renewed.
+    janitor: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if let Some(janitor) = lock(&self.janitor).take() {
+            janitor.abort();
+        }
+    }
+}
+
+impl Etcd {
+    /// Opens the store at a URL: `etcd:` or `etcds:`.
+    pub async fn open(url: impl AsRef<str>) -> Result<Self> {
+        let Settings { members, login, layout, store, answer } = Settings::from_url(url.as_ref())?;
+        let links = Links::new(members, login, store.clone(), answer);
+        let store_id = doctor::greet(&links, &layout).await?;
+        let can = Capabilities::ALL;
+        let info = Info { engine: "etcd", store, store_id, can, can_fail: true };
+        let inner = Inner {
+            info,
+            layout,
+            links,
+            leases: Leases::default(),
+            book: Arc::default(),
+            queue: Queue::default(),
+            belfry: Belfry::default(),
+            janitor: Mutex::default(),
+        };
+        Ok(Self { inner: Arc::new(inner) })
+    }
+
+    /// Sees to it that somebody ends what nobody renews. The runtime of the last janitor may have
+    /// ended.
+    fn employ_janitor(&self) {
+        let mut janitor = lock(&self.inner.janitor);
+        if janitor.as_ref().is_none_or(JoinHandle::is_finished) {
+            let inner = Arc::downgrade(&self.inner);
+            *janitor = Some(tokio::spawn(leave::keep_sweeping(inner)));
+        }
+    }
+}
+
+#[async_trait]
+impl Engine for Etcd {
+    fn info(&self) -> &Info {
+        &self.inner.info
+    }
+
+    async fn claim(&self, claim: &Claim) -> Result<Standing> {
+        let inner = &self.inner;
+        self.employ_janitor();
+        if claim.join {
+            mailbox::ensure(inner).await?;
+            inner.belfry.expect(claim.key.token);
+        }
+        let standing = ask::claim(inner, claim).await?;
+        if !matches!(standing, Standing::Queued { .. }) {
+            inner.belfry.forget(&claim.key.token);
+            inner.queue.forget(&claim.key.name, &claim.key.token);
+        }
+        Ok(standing)
+    }
+
+    async fn wait(&self, key: &ClaimKey) -> Result<Wake> {
+        match self.inner.belfry.bell(&key.token) {
+            Some(bell) => Ok(bell.heard().await),
+            None => Ok(Wake::Ask),
+        }
+    }
+
+    async fn renew(&self, renewals: &[Renewal]) -> Result<Vec<Standing>> {
+        self.employ_janitor();
+        keep::renew(&self.inner, renewals).await
+    }
+
+    async fn release(&self, keys: &[ClaimKey]) -> Result<Vec<Released>> {
+        self.employ_janitor();
+        let released = leave::release(&self.inner, keys).await;
+        for key in keys {
+            self.inner.belfry.forget(&key.token);
+        }
+        released
+    }
+
+    fn release_now(&self, _key: &ClaimKey) -> Option<Released> {
+        None
+    }
+
+    async fn inspect(&self, query: &Query) -> Result<Page> {
+        survey::inspect(&self.inner, query).await
+    }
+
+    async fn watch(&self, query: &Query) -> Result<BoxStream<'static, Result<Event>>> {
+        feed::watch(Arc::clone(&self.inner), query.clone()).await
+    }
+
+    async fn evict(&self, order: &Eviction) -> Result<Vec<Holder>> {
+        leave::evict(&self.inner, order).await
+    }
+
+    async fn tally(&self, counts: &Counts) -> Result<()> {
+        sums::add(&self.inner, counts).await
+    }
+
+    async fn totals(&self) -> Result<Totals> {
+        let counts = sums::total(&self.inner).await?;
+        let mut totals = Totals { counts, active: 0, waiting: 0 };
+        survey::count(&self.inner, &mut totals).await?;
+        Ok(totals)
+    }
+
+    async fn examine(&self) -> Result<Vec<Finding>> {
+        doctor::examine(self).await
+    }
+
+    async fn install(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn schema(&self) -> &'static str {
+        ""
+    }
+
+    async fn close(&self) -> Result<()> {
+        let Inner { links, leases, book, janitor, .. } = &*self.inner;
+        // What is left ends with its leases, which nobody keeps from now on.
+        if let Some(janitor) = lock(janitor).take() {
+            janitor.abort();
+        }
+        // While somebody watches, the end of a lease would be taken for that of its claims.
+        if !feed::is_watched(&self.inner).await {
+            leases.revoke_unused(links, |lease| book.uses(lease)).await;
+        }
+        links.close();
+        Ok(())
+    }
+}

@@ -1,0 +1,133 @@
+//! What things cost: counted in revisions, each of which is one proposal to the cluster.
+
+use std::time::Duration;
+
+use leasehold::engine::Query;
+use leasehold::{LeaseState, Mode, Name, Released};
+
+use super::support::*;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cycle_is_two_proposals_contended_or_not() {
+    let server = server().await;
+    let [one, two] = [client(server.url()).await, client(server.url()).await];
+    let mutex = one.mutex("cost");
+    mutex.lock().await.expect("free").release().await.expect("an answer");
+    let before = revision(&server);
+    for _ in 0..50 {
+        mutex.lock().await.expect("free").release().await.expect("an answer");
+    }
+    assert_eq!(revision(&server) - before, 100, "a put and a delete each");
+    let mut held = one.mutex("cost").lock().await.expect("free");
+    for round in 0..20 {
+        let client = if round % 2 == 0 { &two } else { &one };
+        let mut next = Waiter::start(client.claim("cost"));
+        until_waiting(&one, "cost", 1).await;
+        held.release().await.expect("an answer");
+        held = next.granted().await;
+    }
+    held.release().await.expect("an answer");
+    assert_eq!(revision(&server) - before, 142, "and no more when others wait");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_refused_try_writes_nothing() {
+    let server = server().await;
+    let client = client(server.url()).await;
+    let lease = client.mutex("cost").ttl(LONG).lock().await.expect("free");
+    let reader = client.claim("cost:rw").mode(Mode::Shared).ttl(LONG).acquire().await;
+    let before = revision(&server);
+    for _ in 0..5 {
+        assert!(client.mutex("cost").try_lock().await.expect("an answer").is_none());
+        assert!(client.mutex("cost:rw").try_lock().await.expect("an answer").is_none());
+    }
+    assert_eq!(revision(&server), before);
+    drop((lease, reader));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn renewing_writes_nothing() {
+    let server = server().await;
+    let client = client(server.url()).await;
+    let ttl = Duration::from_secs(2);
+    let lease = client.mutex("cost").ttl(ttl).lock().await.expect("free");
+    let (before, begun) = (revision(&server), lease.safe_until());
+    until("several renewals", async || lease.safe_until().since(begun) > ttl * 2).await;
+    assert_eq!(revision(&server), before);
+    assert_eq!(lease.state(), LeaseState::Held);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f95_a_thousand_locks_cost_one_lease_and_stay_held() {
+    const LOCKS: usize = 1_000;
+    let server = server().await;
+    let client = client(server.url()).await;
+    let ttl = Duration::from_secs(4);
+    let mut leases = Vec::with_capacity(LOCKS);
+    for index in 0..LOCKS {
+        leases.push(client.mutex(format!("many:{index}")).ttl(ttl).lock().await.expect("free"));
+    }
+    assert_eq!(lease_ids(&server).len(), 1, "all share it");
+    let begun = leases[0].safe_until();
+    until("renewals of all", async || {
+        assert!(leases.iter().all(|lease| lease.is_held()));
+        leases.iter().all(|lease| lease.safe_until().since(begun) > ttl * 2)
+    })
+    .await;
+    assert_eq!(lease_ids(&server).len(), 1);
+    for lease in leases {
+        assert_eq!(lease.release().await.expect("an answer"), Released::Released);
+    }
+    soon("the close", client.close()).await.expect("an answer");
+    until_empty(&server).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_long_line_is_served_in_order_and_joined_with_bounded_reads() {
+    const WAITERS: usize = 300;
+    let server = server().await;
+    let [one, crowd] = [client(server.url()).await, client(server.url()).await];
+    let first = one.mutex("long").ttl(LONG).lock().await.expect("free");
+    let mut waiters = Vec::with_capacity(WAITERS);
+    for index in 0..WAITERS {
+        waiters.push(Waiter::start(crowd.claim("long").ttl(LONG)));
+        if index % 50 == 0 {
+            until_waiting(&one, "long", index + 1).await;
+        }
+    }
+    until_waiting(&one, "long", WAITERS).await;
+    let page = one.inspect(&Query::name(Name::new("long").expect("good"))).await.expect("a page");
+    let line: Vec<u64> = page.lines[0].waiting.iter().map(|claim| claim.fence).collect();
+    let mut last = first.fence();
+    first.release().await.expect("an answer");
+    for fence in line {
+        let (at, lease) = {
+            let at = async {
+                loop {
+                    let done = waiters.iter().position(|waiter| !waiter.is_waiting());
+                    match done {
+                        Some(at) => break at,
+                        None => tokio::time::sleep(Duration::from_millis(1)).await,
+                    }
+                }
+            };
+            let at = soon("the next in line", at).await;
+            (at, waiters[at].granted().await)
+        };
+        waiters.swap_remove(at);
+        assert!(lease.fence() > last);
+        assert_eq!(lease.fence(), fence, "nobody overtakes");
+        last = fence;
+        lease.release().await.expect("an answer");
+    }
+    // Readers behind many readers hold without waiting, however many there are.
+    let reader = crowd.claim("readers").mode(Mode::Shared).ttl(LONG);
+    let mut readers = Vec::new();
+    for _ in 0..WAITERS {
+        readers.push(soon("a reader", reader.acquire()).await.expect("readers share"));
+    }
+    let mut writer = Waiter::start(one.claim("readers").ttl(LONG));
+    until_waiting(&one, "readers", 1).await;
+    drop(readers);
+    drop(writer.granted().await);
+}

@@ -1,0 +1,142 @@
+//! `etcdctl lock`, which is Go's `concurrency.Mutex`: each excludes the other, in both directions.
+
+use std::time::Duration;
+
+use leasehold::engine::Query;
+use leasehold::{LeaseState, Mode, Released};
+
+use super::support::*;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn etcdctl_waits_for_our_lease_and_gets_the_lock_after_it() {
+    let server = server().await;
+    let client = client(server.url()).await;
+    let lease = client.mutex("demo").ttl(LONG).lock().await.expect("it is free");
+    let mut theirs = lock(&server, "demo", 10);
+    until_waiting(&client, "demo", 1).await;
+    assert!(client.mutex("demo").try_lock().await.expect("an answer").is_none());
+    assert_eq!(lease.release().await.expect("an answer"), Released::Released);
+    let key = locked(&mut theirs).await;
+    assert!(key.starts_with("demo/"), "{key}");
+    let line = client.show("demo").await.expect("an answer").expect("it is held");
+    assert_eq!(line.held[0].holder.label(), "a client of another library");
+    assert!(line.held[0].remaining <= Duration::from_secs(10));
+    assert!(client.mutex("demo").try_lock().await.expect("an answer").is_none());
+    theirs.terminate().expect("it runs");
+    let lease = soon("our turn", client.mutex("demo").ttl(LONG).lock()).await.expect("a lease");
+    lease.release().await.expect("an answer");
+    client.close().await.expect("an answer");
+    until_empty(&server).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn we_wait_in_line_with_etcdctl_in_order_of_arrival() {
+    let server = server().await;
+    let [one, two] = [client(server.url()).await, client(server.url()).await];
+    let mut first = lock(&server, "demo", 10);
+    locked(&mut first).await;
+    let mut second = Waiter::start(one.claim("demo").ttl(LONG));
+    until_waiting(&one, "demo", 1).await;
+    let mut third = lock(&server, "demo", 10);
+    until_waiting(&one, "demo", 2).await;
+    let mut fourth = Waiter::start(two.claim("demo").ttl(LONG));
+    until_waiting(&one, "demo", 3).await;
+    first.terminate().expect("it runs");
+    let lease = second.granted().await;
+    assert!(fourth.is_waiting());
+    let fence = lease.fence();
+    lease.release().await.expect("an answer");
+    locked(&mut third).await;
+    assert!(fourth.is_waiting());
+    third.terminate().expect("it runs");
+    let lease = fourth.granted().await;
+    assert!(lease.fence() > fence);
+    lease.release().await.expect("an answer");
+    assert!(claims(&server).is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn killed_etcdctl_is_followed_by_us_after_its_ttl() {
+    let server = server().await;
+    let client = client(server.url()).await;
+    let mut theirs = lock(&server, "demo", 2);
+    locked(&mut theirs).await;
+    let mut waiter = Waiter::start(client.claim("demo").ttl(LONG));
+    until_waiting(&client, "demo", 1).await;
+    theirs.kill().expect("it runs");
+    assert_eq!(waiter.granted().await.state(), LeaseState::Held);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn etcdctl_waits_for_all_our_readers_and_stops_later_ones() {
+    let server = server().await;
+    let [one, two] = [client(server.url()).await, client(server.url()).await];
+    let reader = |client: &leasehold::Client| client.claim("rw").mode(Mode::Shared).ttl(LONG);
+    let first = reader(&one).acquire().await.expect("readers share");
+    let second = reader(&two).acquire().await.expect("readers share");
+    let mut theirs = lock(&server, "rw", 10);
+    until_waiting(&one, "rw", 1).await;
+    assert!(reader(&one).try_acquire().await.expect("an answer").is_none(), "a writer waits");
+    let mut late = Waiter::start(reader(&one));
+    until_waiting(&one, "rw", 2).await;
+    first.release().await.expect("an answer");
+    assert!(late.is_waiting());
+    second.release().await.expect("an answer");
+    locked(&mut theirs).await;
+    assert!(late.is_waiting());
+    theirs.terminate().expect("it runs");
+    late.granted().await.release().await.expect("an answer");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn names_with_slashes_are_the_same_lock_for_etcdctl() {
+    let server = server().await;
+    let client = client(server.url()).await;
+    for name in ["/my-lock/", "a/b"] {
+        let mut theirs = lock(&server, name, 10);
+        let key = locked(&mut theirs).await;
+        assert!(key.starts_with(&format!("{name}/")), "{key}");
+        assert!(client.mutex(name).try_lock().await.expect("an answer").is_none());
+        // Our name above is another lock, whatever is below.
+        let above = client.mutex("a").ttl(LONG);
+        let lease = above.try_lock().await.expect("an answer").expect("`a` is free");
+        let waited = above.lock_within(Duration::from_millis(100)).await.expect("an answer");
+        assert!(waited.is_none(), "`a` is held");
+        lease.release().await.expect("an answer");
+        theirs.terminate().expect("it runs");
+        drop(soon("our turn", client.mutex(name).lock()).await.expect("a lease"));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn etcdctl_takes_our_names_below_its_own_for_its_own() {
+    // That is etcd's rule, not ours: its prefix of `a` holds `a/b` as well.
+    let server = server().await;
+    let client = client(server.url()).await;
+    let below = client.mutex("a/b").ttl(LONG).lock().await.expect("it is free");
+    let mut theirs = lock(&server, "a", 10);
+    until_waiting(&client, "a", 0).await;
+    until("it to be in line", async || claims(&server).len() == 2).await;
+    let line = client.show("a").await.expect("an answer").expect("etcdctl is in it");
+    assert_eq!(line.held.len(), 1, "to us it holds already");
+    below.release().await.expect("an answer");
+    locked(&mut theirs).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn locks_of_others_are_listed_and_other_keys_are_not() {
+    let server = server().await;
+    let client = client(server.url()).await;
+    ctl(&endpoint(&server), &["put", "registry/pods/one", "no lock"]);
+    let mut theirs = lock(&server, "demo", 10);
+    locked(&mut theirs).await;
+    let page = client.inspect(&Query::all()).await.expect("an answer");
+    let names: Vec<&str> = page.lines.iter().map(|line| line.name.as_str()).collect();
+    assert_eq!(names, ["demo"]);
+    // But who locks a name that such keys are below has to respect them.
+    let pods = client.mutex("registry/pods").try_lock().await.expect("an answer");
+    assert!(pods.is_none(), "a key in the line is a claim");
+    let evicted = client.force_release("demo", "stuck").await.expect("an answer");
+    assert_eq!(evicted.len(), 1);
+    assert!(client.mutex("demo").try_lock().await.expect("an answer").is_some());
+}
