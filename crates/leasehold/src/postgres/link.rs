@@ -5,7 +5,8 @@
 //! transaction-pooling proxy may hand each to another server process.
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::pin::pin;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use futures_util::stream::{self, BoxStream, StreamExt};
@@ -55,6 +56,9 @@ pub(super) struct Link {
     client: Client,
     /// How many exchanges are under way.
     busy: AtomicUsize,
+    /// When it was made, and how many milliseconds after that it last answered anything.
+    made: Instant,
+    answered_ms: AtomicU64,
     /// No new exchange is to begin on it; those under way may still be answered.
     aside: AtomicBool,
 }
@@ -78,7 +82,7 @@ impl Link {
             }
         });
         let (busy, aside) = (AtomicUsize::new(0), AtomicBool::new(false));
-        Ok(Link { client, busy, aside })
+        Ok(Link { client, busy, made: Instant::now(), answered_ms: AtomicU64::new(0), aside })
     }
 
     pub(super) fn is_usable(&self) -> bool {
@@ -110,25 +114,40 @@ impl Link {
         self.ask(settings, self.client.batch_execute(statements)).await
     }
 
-    /// Awaits an answer for as long as the settings allow. The outer error is the connection's,
-    /// the inner one the statement's.
+    /// Awaits an answer. The time limit counts from the last answer to anybody on this connection:
+    /// a statement that waits behind many others is not one that is not answered. The outer error
+    /// is the connection's, the inner one the statement's.
     pub(super) async fn ask<T>(
         &self,
         settings: &Settings,
         answer: impl Future<Output = std::result::Result<T, tokio_postgres::Error>>,
     ) -> Result<std::result::Result<T, tokio_postgres::Error>> {
         let mut pending = Pending::on(self);
-        let answer = tokio::time::timeout(settings.exchange_limit, answer).await;
-        let Ok(answer) = answer else {
-            return Err(failure::silent(&settings.store, "no answer", settings.exchange_limit));
+        let limit = settings.exchange_limit;
+        let mut answer = pin!(answer);
+        let answer = loop {
+            let until = self.heard_since(pending.since) + limit;
+            if let Ok(answer) = tokio::time::timeout_at(until.into(), &mut answer).await {
+                break answer;
+            }
+            if self.heard_since(pending.since) + limit <= Instant::now() {
+                return Err(failure::silent(&settings.store, "no answer", limit));
+            }
         };
         pending.answered = true;
+        self.answered_ms.store(self.made.elapsed().as_millis() as u64, Ordering::Release);
         if let Err(error) = &answer
             && failure::ends_connection(error)
         {
             self.set_aside();
         }
         Ok(answer)
+    }
+
+    /// When something was last heard from the server, or `since` if that is later.
+    fn heard_since(&self, since: Instant) -> Instant {
+        let answered_ms = self.answered_ms.load(Ordering::Acquire);
+        since.max(self.made + Duration::from_millis(answered_ms))
     }
 
     /// Begins nothing more on this connection. It is closed when the last who uses it is done;
@@ -166,7 +185,8 @@ impl<'a> Pending<'a> {
 impl Drop for Pending<'_> {
     fn drop(&mut self) {
         self.link.busy.fetch_sub(1, Ordering::AcqRel);
-        if !self.answered && self.since.elapsed() >= SUSPICIOUS {
+        let silent = self.link.heard_since(self.since).elapsed();
+        if !self.answered && silent >= SUSPICIOUS {
             self.link.set_aside();
         }
     }

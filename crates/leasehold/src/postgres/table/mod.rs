@@ -141,7 +141,7 @@ impl Inner {
     }
 
     /// One exchange about one claim.
-    async fn ask(self: &Arc<Self>, claim: &Claim, bell: i64) -> Result<Standing> {
+    async fn ask(self: &Arc<Self>, claim: &Claim, join: bool, bell: i64) -> Result<Standing> {
         let (units, capacity) = (i64::from(claim.mode.units()), i64::from(claim.mode.capacity()));
         let (ttl, patience) = (micros(claim.ttl), micros(claim.patience));
         let holder = claim.holder.id().0.to_be_bytes();
@@ -155,7 +155,7 @@ impl Inner {
             (&claim.note.as_str(), Type::TEXT),
             (&ttl, Type::INT8),
             (&patience, Type::INT8),
-            (&claim.join, Type::BOOL),
+            (&join, Type::BOOL),
             (&bell, Type::INT8),
         ];
         let link = self.room().link(self).await?;
@@ -185,14 +185,13 @@ impl Engine for LeaseTable {
         let token = claim.key.token;
         let bell = if claim.join { inner.bells.expect(token) } else { 0 };
         let room = inner.room();
-        let hearing = room.ear.hearing();
-        let mut standing = inner.ask(claim, bell).await?;
-        let deaf = matches!(hearing, Hearing::Unneeded | Hearing::Begins);
-        if deaf && matches!(standing, Standing::Queued { .. }) {
-            // Most claims never wait, so nobody listens before the first that does. A bell that
-            // rang before somebody listened is made good by asking once more.
+        let deaf = matches!(room.ear.hearing(), Hearing::Unneeded | Hearing::Begins);
+        // Most claims never wait, so nobody listens before the first that has to; and nobody is in
+        // line before somebody listens.
+        let mut standing = inner.ask(claim, claim.join && !deaf, bell).await?;
+        if claim.join && deaf && !matches!(standing, Standing::Held { .. }) {
             room.ear.open(inner).await;
-            standing = inner.ask(claim, bell).await?;
+            standing = inner.ask(claim, true, bell).await?;
         }
         if claim.join && !matches!(standing, Standing::Queued { .. }) {
             inner.bells.forget(&token);
