@@ -160,11 +160,12 @@ impl Links {
                     answer => found[index] = answer.map_err(|error| self.translate(&error))?,
                 }
             }
-            // One of them brings the script along; the others need not.
-            if let Some(index) = unknown.pop() {
-                found[index] = self.run(&calls[index].by_text()).await?;
-            }
+            // The first of them brings the script along; the others need not.
             left = unknown;
+            if !left.is_empty() {
+                let first = left.remove(0);
+                found[first] = self.run(&calls[first].by_text()).await?;
+            }
         }
         Ok(found)
     }

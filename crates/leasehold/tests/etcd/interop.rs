@@ -103,6 +103,8 @@ async fn names_with_slashes_are_the_same_lock_for_etcdctl() {
         let waited = above.lock_within(Duration::from_millis(100)).await.expect("an answer");
         assert!(waited.is_none(), "`a` is held");
         lease.release().await.expect("an answer");
+        // Who gave up waiting leaves the line in the background.
+        until("an empty line", async || client.show("a").await.expect("an answer").is_none()).await;
         theirs.terminate().expect("it runs");
         drop(soon("our turn", client.mutex(name).lock()).await.expect("a lease"));
     }
