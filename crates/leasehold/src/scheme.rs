@@ -13,6 +13,7 @@ pub(crate) fn known() -> Vec<&'static str> {
         known.push("redis://HOST");
         known.push("redis+sentinel://HOST,HOST/MASTER");
         known.push("redis+cluster://HOST,HOST");
+        known.push("redlock://HOST,HOST,HOST");
     }
     if cfg!(feature = "sqlite") {
         known.push("sqlite:PATH");
@@ -32,9 +33,11 @@ pub(crate) async fn open(url: &str) -> Result<Arc<dyn Engine>> {
         #[cfg(feature = "redis")]
         "redis" | "rediss" | "redis+unix" | "redis+sentinel" | "rediss+sentinel"
         | "redis+cluster" | "rediss+cluster" => Ok(Arc::new(crate::redis::Redis::open(url).await?)),
+        #[cfg(feature = "redis")]
+        "redlock" | "redlocks" => Ok(Arc::new(crate::redis::open_redlock(url).await?)),
         #[cfg(not(feature = "redis"))]
         "redis" | "rediss" | "redis+unix" | "redis+sentinel" | "rediss+sentinel"
-        | "redis+cluster" | "rediss+cluster" => Err(Error::Config(Config::NotBuilt {
+        | "redis+cluster" | "rediss+cluster" | "redlock" | "redlocks" => Err(Error::Config(Config::NotBuilt {
             scheme: scheme.to_owned(),
             advice: "build `leasehold` with the feature `redis`",
         })),
