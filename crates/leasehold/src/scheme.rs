@@ -37,10 +37,12 @@ pub(crate) async fn open(url: &str) -> Result<Arc<dyn Engine>> {
         "redlock" | "redlocks" => Ok(Arc::new(crate::redis::open_redlock(url).await?)),
         #[cfg(not(feature = "redis"))]
         "redis" | "rediss" | "redis+unix" | "redis+sentinel" | "rediss+sentinel"
-        | "redis+cluster" | "rediss+cluster" | "redlock" | "redlocks" => Err(Error::Config(Config::NotBuilt {
-            scheme: scheme.to_owned(),
-            advice: "build `leasehold` with the feature `redis`",
-        })),
+        | "redis+cluster" | "rediss+cluster" | "redlock" | "redlocks" => {
+            Err(Error::Config(Config::NotBuilt {
+                scheme: scheme.to_owned(),
+                advice: "build `leasehold` with the feature `redis`",
+            }))
+        }
         #[cfg(feature = "sqlite")]
         "sqlite" => Ok(Arc::new(crate::sqlite::Sqlite::open_url(rest)?)),
         #[cfg(not(feature = "sqlite"))]

@@ -152,7 +152,7 @@ pub(super) fn cause(error: &Error) -> Cause {
 pub(super) const SILENT: &str = "no answer in time";
 
 impl Inner {
-    /// Drives an attempt until it ends, holds, or, if that is enough, stands in a majority's lines.
+    /// Drives an attempt until it ends, holds, or, if that is enough, waits in a majority's lines.
     pub(super) async fn drive(self: &Arc<Self>, attempt: &Arc<Attempt>, in_line: bool) -> Step {
         let bell = |index: usize| {
             let (node, token) = (Arc::clone(&self.nodes[index]), attempt.key.token);
@@ -161,7 +161,7 @@ impl Inner {
         let mut bells: FuturesUnordered<_> = (0..self.nodes.len()).map(bell).collect();
         loop {
             let until = match self.step(attempt) {
-                Step::Wait { in_line: true, until } if in_line => {
+                Step::Wait { in_line: true, until } if in_line && self.is_waiting(attempt) => {
                     return Step::Wait { in_line: true, until };
                 }
                 Step::Wait { until, .. } => until,
@@ -179,6 +179,12 @@ impl Inner {
         }
     }
 
+    /// Whether the claim is in line and not about to be granted.
+    fn is_waiting(&self, attempt: &Attempt) -> bool {
+        let joins = attempt.claim.as_ref().is_some_and(|claim| claim.join);
+        joins && attempt.state().ballot.votes().flatten().count() < self.majority()
+    }
+
     /// Sends what is to be sent now, and says what comes next.
     fn step(self: &Arc<Self>, attempt: &Arc<Attempt>) -> Step {
         let mut state = attempt.state();
@@ -187,12 +193,14 @@ impl Inner {
             Phase::Over => return Step::Failed,
             Phase::Running => {}
         }
+        // One hint for all nodes that are asked now: it is what makes their votes agree.
+        let now = SystemClock.now();
+        let hint = self.hint(now, 0);
         loop {
-            let now = SystemClock.now();
-            match state.ballot.next(now, self.hint(now, 0), rand::random()) {
+            match state.ballot.next(now, hint, rand::random()) {
                 Step::Send { node, order } => {
-                    let exchange = Arc::clone(self).exchange(Arc::clone(attempt), node, order);
-                    tokio::spawn(exchange);
+                    let (inner, attempt) = (Arc::clone(self), Arc::clone(attempt));
+                    tokio::spawn(inner.exchange(attempt, node, order, hint));
                 }
                 Step::Won { fence, kept_until } => {
                     state.phase = Phase::Held { fence, kept_until };
@@ -201,6 +209,16 @@ impl Inner {
                 step => return step,
             }
         }
+    }
+
+    /// Something was heard: does what follows from it, and wakes whoever waits. So an attempt goes
+    /// on although nobody listens for its bells.
+    pub(super) fn advance(self: &Arc<Self>, attempt: &Arc<Attempt>) {
+        if attempt.claim.is_some() {
+            // How it ends is for whoever waits.
+            let _step = self.step(attempt);
+        }
+        attempt.changed.notify_one();
     }
 
     fn heard(self: &Arc<Self>, attempt: &Arc<Attempt>, node: usize, wake: Wake) {
@@ -229,22 +247,28 @@ impl Inner {
             // The heartbeat repairs what is missed here.
             Err(error) => tracing::debug!(%error, "a node was not heard after its bells broke"),
         }
-        attempt.changed.notify_one();
+        self.advance(&attempt);
     }
 
-    async fn exchange(self: Arc<Self>, attempt: Arc<Attempt>, node: usize, order: Order) {
+    async fn exchange(
+        self: Arc<Self>,
+        attempt: Arc<Attempt>,
+        node: usize,
+        order: Order,
+        hint: u64,
+    ) {
         let Some(claim) = &attempt.claim else { return };
         let mut sent = SystemClock.now();
-        let mut reply = self.send(&attempt, claim, node, order).await;
+        let mut reply = self.send(&attempt, node, order, hint).await;
         if matches!(&reply, Ok(Reply { seat: Seat::Probation, .. })) && self.vet(node).await {
             sent = SystemClock.now();
-            reply = self.send(&attempt, claim, node, order).await;
+            reply = self.send(&attempt, node, order, hint).await;
         }
         let came_late = self.tell(&attempt, claim, (node, order, sent), reply);
-        attempt.changed.notify_one();
+        self.advance(&attempt);
         if came_late {
             // The order to leave may have arrived before this one did.
-            self.leave_at(node, attempt.key.clone()).await;
+            self.leave_at(node, attempt.key.clone(), hint).await;
         }
     }
 
@@ -281,20 +305,18 @@ impl Inner {
     async fn send(
         &self,
         attempt: &Attempt,
-        claim: &Claim,
         index: usize,
         order: Order,
+        hint: u64,
     ) -> Result<Reply> {
         let (node, key) = (&self.nodes[index], &attempt.key);
-        let hint = self.hint(SystemClock.now(), 0);
+        let Some(claim) = &attempt.claim else { return Err(Error::Closed) };
         match order {
             Order::Ask => {
                 let asked = node.enter(claim, &attempt.owner, attempt.rank, hint);
                 self.in_time(index, asked).await
             }
-            Order::Raise { fence } => {
-                self.in_time(index, node.raise(key, fence, claim.ttl)).await
-            }
+            Order::Raise { fence } => self.in_time(index, node.raise(key, fence, claim.ttl)).await,
             Order::GiveWay { up_to } => {
                 let order = GiveWay { up_to, hint, patience: claim.patience };
                 self.in_time(index, node.give_way(key, &order)).await
@@ -302,8 +324,7 @@ impl Inner {
         }
     }
 
-    async fn leave_at(&self, node: usize, key: ClaimKey) {
-        let hint = self.hint(SystemClock.now(), 0);
+    async fn leave_at(&self, node: usize, key: ClaimKey, hint: u64) {
         if let Err(error) = self.in_time(node, self.nodes[node].leave(&[key], hint)).await {
             tracing::debug!(%error, "a claim that came late was not taken back; its ttl will");
         }
@@ -313,9 +334,10 @@ impl Inner {
     pub(super) fn end(self: &Arc<Self>, attempt: &Arc<Attempt>) {
         attempt.state().phase = Phase::Over;
         self.strike(attempt);
+        let hint = self.hint(SystemClock.now(), 0);
         for node in 0..self.nodes.len() {
             let (inner, key) = (Arc::clone(self), attempt.key.clone());
-            tokio::spawn(async move { inner.leave_at(node, key).await });
+            tokio::spawn(async move { inner.leave_at(node, key, hint).await });
         }
     }
 

@@ -202,13 +202,12 @@ impl Inner {
             match self.drive(&attempt, true).await {
                 Step::Won { fence, kept_until } => {
                     if kept_until >= begun + claim.ttl {
-                        let remaining = kept_until.since(begun);
-                        return Ok(Standing::Held { fence, remaining });
+                        return Ok(Standing::Held { fence, remaining: claim.ttl });
                     }
                     // Kept for as long as a claim that waits, and asked for as a lease.
                     self.beat(&attempt, claim).await?;
                     if let Phase::Held { fence, kept_until } = attempt.phase() {
-                        let remaining = kept_until.since(begun);
+                        let remaining = kept_until.since(begun).min(claim.ttl);
                         return Ok(Standing::Held { fence, remaining });
                     }
                 }
@@ -216,6 +215,11 @@ impl Inner {
                     let retry_in = attempt.retry_in(SystemClock.now());
                     let ahead = attempt.state().ballot.ahead().max(1);
                     self.end(&attempt);
+                    if by.as_ref() == Some(&claim.holder)
+                        && let held @ Standing::Held { .. } = self.adopt(claim).await?
+                    {
+                        return Ok(held);
+                    }
                     return Ok(Standing::Out { ahead, retry_in, by });
                 }
                 Step::Again { at } => {
@@ -235,6 +239,15 @@ impl Inner {
                 }
             }
         }
+    }
+
+    /// Asks whether the claim is a lease that was granted to another connection of its owner.
+    async fn adopt(self: &Arc<Self>, claim: &Claim) -> Result<Standing> {
+        let Claim { key, ttl, patience, .. } = claim;
+        let renewal = Renewal { key: key.clone(), ttl: *ttl, patience: *patience };
+        let standings = self.renew(&[renewal]).await?;
+        let out = Standing::Out { ahead: 0, retry_in: Duration::ZERO, by: None };
+        Ok(standings.into_iter().next().unwrap_or(out))
     }
 
     /// Starts the time of one claim anew at all nodes, and hears how it stands there.

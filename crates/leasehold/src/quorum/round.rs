@@ -117,7 +117,8 @@ impl Inner {
             async move { (node, inner.in_time(node, inner.nodes[node].leave(keys, hint)).await) }
         };
         let mut leaving: FuturesUnordered<_> = (0..self.nodes.len()).map(leave).collect();
-        let mut answers: Vec<Vec<Option<Released>>> = vec![vec![None; self.nodes.len()]; keys.len()];
+        let mut answers: Vec<Vec<Option<Released>>> =
+            vec![vec![None; self.nodes.len()]; keys.len()];
         let mut causes = vec![Cause::Granted; self.nodes.len()];
         let mut answer = Some(answer);
         while let Some((node, left)) = leaving.next().await {
@@ -187,7 +188,7 @@ impl Round {
                     state.note_retry(node, &reply, now);
                     state.ballot.beaten(node, answer(reply, sent, patience));
                     drop(state);
-                    attempt.changed.notify_one();
+                    self.inner.advance(attempt);
                 }
                 Subject::Unknown(answers) => answers[node] = Some(answer(reply, sent, patience)),
             }
@@ -233,13 +234,18 @@ impl Round {
 
     fn standing(&self, item: &Item) -> Standing {
         match &item.subject {
-            Subject::Lease(attempt, tally) => self.lease(attempt, tally),
+            Subject::Lease(attempt, tally) => self.lease(attempt, tally, &item.renewal),
             Subject::Waiting(attempt) => self.waiting(attempt, &item.renewal),
             Subject::Unknown(answers) => self.unknown(answers, &item.renewal),
         }
     }
 
-    fn lease(&self, attempt: &Arc<Attempt>, tally: &RenewalTally) -> Standing {
+    /// How long a claim is kept, counted from before anything was sent.
+    fn left(&self, kept_until: Moment, renewal: &Renewal) -> Duration {
+        kept_until.since(self.begun).min(renewal.ttl)
+    }
+
+    fn lease(&self, attempt: &Arc<Attempt>, tally: &RenewalTally, renewal: &Renewal) -> Standing {
         let mut state = attempt.state();
         let Phase::Held { fence, kept_until } = state.phase else {
             return out(None);
@@ -247,7 +253,7 @@ impl Round {
         match tally.verdict() {
             Renewed::Kept { kept_until } => {
                 state.phase = Phase::Held { fence, kept_until };
-                Standing::Held { fence, remaining: kept_until.since(self.begun) }
+                Standing::Held { fence, remaining: self.left(kept_until, renewal) }
             }
             Renewed::Lost { by } => {
                 drop(state);
@@ -256,7 +262,7 @@ impl Round {
             }
             // Nothing is known anew; what was known before stays.
             Renewed::Pending | Renewed::Unsure => {
-                Standing::Held { fence, remaining: kept_until.since(self.begun) }
+                Standing::Held { fence, remaining: self.left(kept_until, renewal) }
             }
         }
     }
@@ -271,7 +277,7 @@ impl Round {
                 Standing::Queued { ahead: state.ballot.ahead(), retry_in }
             }
             Phase::Held { fence, kept_until } => {
-                Standing::Held { fence, remaining: kept_until.since(self.begun) }
+                Standing::Held { fence, remaining: self.left(kept_until, renewal) }
             }
             Phase::Over => out(None),
         }
@@ -290,7 +296,7 @@ impl Round {
             Renewed::Kept { kept_until } => {
                 let phase = Phase::Held { fence, kept_until };
                 self.inner.enlist(&Arc::new(Attempt::adopted(&renewal.key, nodes, phase)));
-                Standing::Held { fence, remaining: kept_until.since(self.begun) }
+                Standing::Held { fence, remaining: self.left(kept_until, renewal) }
             }
             Renewed::Lost { by } => out(by),
             Renewed::Pending | Renewed::Unsure => out(None),

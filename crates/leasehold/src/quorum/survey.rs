@@ -6,6 +6,7 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use futures_util::future::join_all;
 use futures_util::stream::FuturesUnordered;
+use tokio::time::timeout;
 
 use super::attempt::cause;
 use super::cause::Cause;
@@ -22,47 +23,60 @@ const FOREIGN: &str = "a client of another library";
 /// Beyond this, clocks of nodes are worth a word: hints miss, and each acquire costs an exchange.
 const CLOCKS_APART_MAX: Duration = Duration::from_millis(250);
 
+/// How long the last nodes are waited for when a majority has shown its lines.
+const REST_MAX: Duration = Duration::from_millis(50);
+
+/// What several nodes have of each line.
+type Views = BTreeMap<Name, Vec<NodeView>>;
+
 impl Inner {
     /// A page of the lines that a majority has.
     pub(super) async fn inspect(&self, query: &Query) -> Result<Page> {
+        let (mut query, mut page) = (query.clone(), Page::default());
         let limit = query.page_lines();
+        loop {
+            let wanted = limit - page.lines.len();
+            let (views, answered) = self.views(&query, wanted + 1).await?;
+            let more = views.len() > wanted;
+            for (name, views) in views.into_iter().take(wanted) {
+                query.after = Some(name.clone());
+                let line = self.together(name, views, answered);
+                page.lines.extend(line.filter(|line| is_wanted(line, &query)));
+            }
+            if !more || page.lines.len() == limit {
+                page.next = query.after.filter(|_| more);
+                return Ok(page);
+            }
+        }
+    }
+
+    /// The lines of the first names that any node has, and how many nodes answered.
+    async fn views(&self, query: &Query, limit: usize) -> Result<(Views, usize)> {
         let ask = |node: usize| async move {
-            (node, self.in_time(node, self.nodes[node].view(query, limit + 1)).await)
+            (node, self.in_time(node, self.nodes[node].view(query, limit)).await)
         };
         let mut asking: FuturesUnordered<_> = (0..self.nodes.len()).map(ask).collect();
-        let mut views: BTreeMap<Name, Vec<NodeView>> = BTreeMap::new();
+        let mut views = Views::new();
         let mut causes = vec![Cause::Granted; self.nodes.len()];
         let mut answered = 0;
-        while let Some((node, seen)) = asking.next().await {
-            match seen {
-                Ok(seen) => {
+        loop {
+            let next = match answered < self.majority() {
+                true => asking.next().await,
+                // A node that is dead holds up nobody.
+                false => timeout(REST_MAX, asking.next()).await.unwrap_or(None),
+            };
+            match next {
+                Some((_, Ok(seen))) => {
                     answered += 1;
                     for view in seen {
                         views.entry(view.name.clone()).or_default().push(view);
                     }
                 }
-                Err(error) => causes[node] = cause(&error),
+                Some((node, Err(error))) => causes[node] = cause(&error),
+                None if answered < self.majority() => return Err(self.no_majority(causes)),
+                None => return Ok((views, answered)),
             }
-            if answered >= self.majority() {
-                break;
-            }
         }
-        if answered < self.majority() {
-            return Err(self.no_majority(causes));
-        }
-        let mut page = Page::default();
-        let more = views.len() > limit;
-        for (name, views) in views.into_iter().take(limit) {
-            if more {
-                page.next = Some(name.clone());
-            }
-            page.lines.extend(together(name, views, self.majority()));
-        }
-        if let Select::Holder(holder) = &query.select {
-            let is_theirs = |claim: &ClaimView| claim.holder.id() == *holder;
-            page.lines.retain(|line| line.held.iter().chain(&line.waiting).any(is_theirs));
-        }
-        Ok(page)
     }
 
     /// What is in all lines now. Nobody adds up what clients counted.
@@ -155,55 +169,69 @@ fn vote(node: &str, passport: &Passport) -> Finding {
     }
 }
 
-/// One line out of what several nodes have of it; `None` if nobody is in it.
-fn together(name: Name, views: Vec<NodeView>, majority: usize) -> Option<LineView> {
-    let foreign = views.iter().filter_map(|view| view.foreign).max();
-    let mut claims: Vec<NodeClaim> = views.into_iter().flat_map(|view| view.claims).collect();
-    let held = most_held(&claims);
-    claims.sort_by(|one, other| {
-        (one.rank, one.token.as_bytes()).cmp(&(other.rank, other.token.as_bytes()))
-    });
-    let mut line = LineView { name, kind: Kind::Lock, held: Vec::new(), waiting: Vec::new() };
-    let mut seen: Vec<Token> = Vec::new();
-    for claim in &claims {
-        if seen.contains(&claim.token) {
-            continue;
+fn is_wanted(line: &LineView, query: &Query) -> bool {
+    match &query.select {
+        Select::Holder(holder) => {
+            let is_theirs = |claim: &ClaimView| claim.holder.id() == *holder;
+            line.held.iter().chain(&line.waiting).any(is_theirs)
         }
-        seen.push(claim.token);
-        if held == Some(claim.token) && foreign.is_none() {
-            line.held.push(lease(&claims, claim.token, majority));
-        } else {
-            line.waiting.push(view(claim));
-        }
+        _ => true,
     }
-    if let Some(remaining) = foreign {
-        line.held.push(ClaimView {
-            holder: Holder::known(HolderId(0), FOREIGN).unwrap_or_else(|_| Holder::fresh()),
-            fence: 0,
-            mode: Mode::Exclusive,
-            age: Duration::ZERO,
-            remaining,
-            note: Note::default(),
-        });
-    }
-    (!line.held.is_empty() || !line.waiting.is_empty()).then_some(line)
 }
 
-/// The claim that holds at most nodes; of several the one with the greatest vote.
-fn most_held(claims: &[NodeClaim]) -> Option<Token> {
+impl Inner {
+    /// One line out of what several nodes have of it; `None` if no majority can have anybody in
+    /// it: what only few nodes have is on its way in or out.
+    fn together(&self, name: Name, views: Vec<NodeView>, answered: usize) -> Option<LineView> {
+        let silent = self.nodes.len() - answered;
+        let foreign = views.iter().filter_map(|view| view.foreign);
+        let foreign = foreign.clone().max().filter(|_| foreign.count() + silent >= self.majority());
+        let mut claims: Vec<NodeClaim> = views.into_iter().flat_map(|view| view.claims).collect();
+        claims.sort_by(|one, other| {
+            (one.rank, one.token.as_bytes()).cmp(&(other.rank, other.token.as_bytes()))
+        });
+        let (held, holds) = most_held(&claims);
+        let held = held.filter(|_| holds + silent >= self.majority());
+        let mut line = LineView { name, kind: Kind::Lock, held: Vec::new(), waiting: Vec::new() };
+        line.held.extend(foreign.map(foreign_view));
+        for of_it in claims.chunk_by(|one, other| one.token == other.token) {
+            if held == Some(of_it[0].token) && foreign.is_none() {
+                line.held.push(lease(of_it, self.majority()));
+            } else if of_it.len() + silent >= self.majority() {
+                line.waiting.push(view(&of_it[0]));
+            }
+        }
+        (!line.held.is_empty() || !line.waiting.is_empty()).then_some(line)
+    }
+}
+
+/// A lock of somebody else's library.
+fn foreign_view(remaining: Duration) -> ClaimView {
+    ClaimView {
+        holder: Holder::known(HolderId(0), FOREIGN).unwrap_or_else(|_| Holder::fresh()),
+        fence: 0,
+        mode: Mode::Exclusive,
+        age: Duration::ZERO,
+        remaining,
+        note: Note::default(),
+    }
+}
+
+/// The claim that holds at most nodes, of several the one with the greatest vote, and at how many.
+fn most_held(claims: &[NodeClaim]) -> (Option<Token>, usize) {
     let held = || claims.iter().filter(|claim| claim.vote.is_some());
     let count = |token: Token| held().filter(|claim| claim.token == token).count();
-    held().max_by_key(|claim| (count(claim.token), claim.vote)).map(|claim| claim.token)
+    let most = held().max_by_key(|claim| (count(claim.token), claim.vote));
+    most.map_or((None, 0), |claim| (Some(claim.token), count(claim.token)))
 }
 
 /// The lease of a claim: its fence is the vote that most nodes have.
-fn lease(claims: &[NodeClaim], token: Token, majority: usize) -> ClaimView {
-    let mut of_it: Vec<&NodeClaim> =
-        claims.iter().filter(|claim| claim.token == token && claim.vote.is_some()).collect();
+fn lease(of_it: &[NodeClaim], majority: usize) -> ClaimView {
+    let mut held: Vec<&NodeClaim> = of_it.iter().filter(|claim| claim.vote.is_some()).collect();
     let votes = |vote: Option<u64>| of_it.iter().filter(|claim| claim.vote == vote).count();
-    let fence = of_it.iter().map(|claim| claim.vote).max_by_key(|vote| votes(*vote)).flatten();
-    of_it.sort_by_key(|claim| std::cmp::Reverse(claim.remaining));
-    let last = of_it[majority.min(of_it.len()) - 1];
+    let fence = held.iter().map(|claim| claim.vote).max_by_key(|vote| votes(*vote)).flatten();
+    held.sort_by_key(|claim| std::cmp::Reverse(claim.remaining));
+    let last = held[majority.min(held.len()) - 1];
     ClaimView { fence: fence.unwrap_or(0), ..view(last) }
 }
 

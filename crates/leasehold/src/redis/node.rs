@@ -68,13 +68,7 @@ impl RedisNode {
         Ok(Call::new(script, &keys, CLAIM_BYTES).text(hex(key.token.as_bytes())))
     }
 
-    async fn put(
-        &self,
-        claim: &Claim,
-        owner: &Token,
-        rank: u64,
-        entry: Entry,
-    ) -> Result<Reply> {
+    async fn put(&self, claim: &Claim, owner: &Token, rank: u64, entry: Entry) -> Result<Reply> {
         let keys = self.layout.keys(&claim.key.name)?;
         let Claim { holder, note, ttl, patience, .. } = claim;
         let (label, note) = (holder.label(), note.as_str());
