@@ -325,7 +325,7 @@ impl Inner {
     }
 
     async fn leave_at(&self, node: usize, key: ClaimKey, hint: u64) {
-        if let Err(error) = self.in_time(node, self.nodes[node].leave(&[key], hint)).await {
+        if let Err(error) = self.leave(node, &[key], hint).await {
             tracing::debug!(%error, "a claim that came late was not taken back; its ttl will");
         }
     }

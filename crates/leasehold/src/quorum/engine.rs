@@ -125,6 +125,22 @@ impl Inner {
         }
     }
 
+    /// Takes claims out of the lines of one node. Sent again if the connection turns out to be
+    /// broken, which it may have been for long: leaving twice is leaving once.
+    pub(super) async fn leave(
+        &self,
+        node: usize,
+        keys: &[ClaimKey],
+        hint: u64,
+    ) -> Result<Vec<Released>> {
+        match self.in_time(node, self.nodes[node].leave(keys, hint)).await {
+            Err(Error::Unreachable { cause, .. }) if cause != SILENT => {
+                self.in_time(node, self.nodes[node].leave(keys, hint)).await
+            }
+            answer => answer,
+        }
+    }
+
     /// The error that names each node and its cause.
     pub(super) fn no_majority(&self, causes: Vec<Cause>) -> Error {
         let named = self.nodes.iter().map(|node| node.address().to_owned());
@@ -341,6 +357,7 @@ impl Engine for Quorum {
     }
 
     async fn examine(&self) -> Result<Vec<Finding>> {
+        self.inner.vet_all();
         self.inner.examine().await
     }
 

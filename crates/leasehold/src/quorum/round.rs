@@ -114,7 +114,7 @@ impl Inner {
     ) {
         let leave = |node: usize| {
             let (inner, keys) = (&self, &keys);
-            async move { (node, inner.in_time(node, inner.nodes[node].leave(keys, hint)).await) }
+            async move { (node, inner.leave(node, keys, hint).await) }
         };
         let mut leaving: FuturesUnordered<_> = (0..self.nodes.len()).map(leave).collect();
         let mut answers: Vec<Vec<Option<Released>>> =
@@ -331,8 +331,7 @@ impl Round {
                 // It was given back in the meantime.
                 let key = attempt.key.clone();
                 let hint = self.inner.hint(SystemClock.now(), 0);
-                let leave = self.inner.nodes[node].leave(std::slice::from_ref(&key), hint);
-                if let Err(error) = self.inner.in_time(node, leave).await {
+                if let Err(error) = self.inner.leave(node, &[key], hint).await {
                     tracing::debug!(%error, "a repair was not taken back; its ttl will");
                 }
             }
