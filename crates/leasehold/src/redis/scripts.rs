@@ -43,7 +43,7 @@ pub(super) mod quorum {
 
     macro_rules! scripts {
         ($($name:ident: $flags:ident $file:literal),* $(,)?) => {$(
-            pub(in crate::redis) static $name: LazyLock<Script> = LazyLock::new(|| {
+            pub(in super::super) static $name: LazyLock<Script> = LazyLock::new(|| {
                 let text = include_str!(concat!("scripts/quorum/", $file, ".lua"));
                 Script::of_quorum($flags, text)
             });

@@ -110,7 +110,7 @@ async fn f55_minority_that_is_dead_or_silent_holds_up_nobody() {
     // If anybody waited for the node that is silent, it would take longer than the test may.
     let url = url(&group, "ttl_max_ms=600000&node_timeout_ms=60000");
     let (one, two) = (early_client(&url).await, client(&url).await);
-    let lease = one.mutex("report").ttl(TTL).lock().await.expect("free");
+    let lease = counted_everywhere(&group, &one).await;
     let (dead, silent) = (&group.servers()[0], &group.servers()[3]);
     dead.kill().expect("it is killed");
     silent.stop_process().expect("it stops");
