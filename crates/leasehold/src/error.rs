@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use crate::claim::{Holder, Mode, Note, Ttl};
 use crate::name::Name;
+use crate::quorum::cause::Cause;
 
 /// The result of every fallible call of this library.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -33,6 +34,16 @@ pub enum Error {
         store: String,
         /// What was seen.
         cause: String,
+    },
+
+    /// No majority of the nodes answered, or of those that may vote. As with
+    /// [`Unreachable`](Error::Unreachable), repeating the request is harmless.
+    #[error("no majority of the nodes of `{store}`: {}", node_list(.causes))]
+    NoMajority {
+        /// The store, without credentials.
+        store: String,
+        /// Each node, and what it had to say.
+        causes: Vec<(String, Cause)>,
     },
 
     /// The store answered with a failure of its own.
@@ -120,11 +131,15 @@ impl Error {
     /// Whether the same call may succeed when it is tried again.
     pub fn is_transient(&self) -> bool {
         match self {
-            Error::Unreachable { .. } | Error::TooSlow { .. } => true,
+            Error::Unreachable { .. } | Error::NoMajority { .. } | Error::TooSlow { .. } => true,
             Error::Store { transient, .. } => *transient,
             _ => false,
         }
     }
+}
+
+fn node_list(causes: &[(String, Cause)]) -> String {
+    causes.iter().map(|(node, cause)| format!("{node}: {cause}")).collect::<Vec<_>>().join("; ")
 }
 
 fn taken_by(by: &Option<Holder>) -> String {
@@ -158,6 +173,14 @@ pub enum Invalid {
     Ttl {
         /// The value given.
         ttl: Duration,
+    },
+    /// A time to live above what the nodes of a quorum agreed on.
+    #[error("a ttl must be at most {ttl_max:?} here; this one is {ttl:?}: see `ttl_max_ms`")]
+    TtlAboveStore {
+        /// The value given.
+        ttl: Duration,
+        /// The longest there may be.
+        ttl_max: Duration,
     },
     /// A note of too many bytes.
     #[error("a note may have up to {} bytes; this one has {bytes}", Note::BYTES_MAX)]

@@ -16,6 +16,7 @@ pub(crate) fn known() -> Vec<&'static str> {
         known.push("redis://HOST");
         known.push("redis+sentinel://HOST,HOST/MASTER");
         known.push("redis+cluster://HOST,HOST");
+        known.push("redlock://HOST,HOST,HOST");
     }
     if cfg!(feature = "sqlite") {
         known.push("sqlite:PATH");
@@ -45,12 +46,16 @@ pub(crate) async fn open(url: &str) -> Result<Arc<dyn Engine>> {
         #[cfg(feature = "redis")]
         "redis" | "rediss" | "redis+unix" | "redis+sentinel" | "rediss+sentinel"
         | "redis+cluster" | "rediss+cluster" => Ok(Arc::new(crate::redis::Redis::open(url).await?)),
+        #[cfg(feature = "redis")]
+        "redlock" | "redlocks" => Ok(Arc::new(crate::redis::open_redlock(url).await?)),
         #[cfg(not(feature = "redis"))]
         "redis" | "rediss" | "redis+unix" | "redis+sentinel" | "rediss+sentinel"
-        | "redis+cluster" | "rediss+cluster" => Err(Error::Config(Config::NotBuilt {
-            scheme: scheme.to_owned(),
-            advice: "build `leasehold` with the feature `redis`",
-        })),
+        | "redis+cluster" | "rediss+cluster" | "redlock" | "redlocks" => {
+            Err(Error::Config(Config::NotBuilt {
+                scheme: scheme.to_owned(),
+                advice: "build `leasehold` with the feature `redis`",
+            }))
+        }
         #[cfg(feature = "sqlite")]
         "sqlite" => Ok(Arc::new(crate::sqlite::Sqlite::open_url(rest)?)),
         #[cfg(not(feature = "sqlite"))]

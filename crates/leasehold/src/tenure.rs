@@ -319,7 +319,7 @@ impl Tenure {
         let mut life = self.life();
         life.in_flight = false;
         life.failures += 1;
-        life.unreachable = matches!(error, Error::Unreachable { .. });
+        life.unreachable = matches!(error, Error::Unreachable { .. } | Error::NoMajority { .. });
         let limit = life.terms.ttl.get() / 10;
         let pause = RETRY_FIRST.saturating_mul(1 << life.failures.min(10)).min(limit);
         life.due = now + pause.mul_f64(rand::random_range(0.5..1.0));

@@ -43,6 +43,10 @@ const ENGINES: &[(&str, Make)] = &[
     ("sentinel", || Ok(Arc::new(redis::sentinel()?))),
     #[cfg(feature = "redis")]
     ("cluster", || Ok(Arc::new(redis::cluster()?))),
+    #[cfg(feature = "redis")]
+    ("redlock3", || Ok(Arc::new(redis::redlock3()?))),
+    #[cfg(feature = "redis")]
+    ("redlock5", || Ok(Arc::new(redis::redlock5()?))),
     #[cfg(feature = "sqlite")]
     ("sqlite", || Ok(Arc::new(sqlite::SqliteStore::new()?))),
 ];
@@ -202,12 +206,30 @@ mod redis {
     use std::sync::OnceLock;
     use std::sync::atomic::{AtomicU64, Ordering};
 
-    use leasehold::redis::Redis;
+    use leasehold::redis::{Redis, open_redlock};
     use leasehold_testkit::servers;
 
     #[derive(Debug)]
     pub(super) struct RedisStore {
         url: String,
+    }
+
+    /// A store on independent servers. Cases have ttls beyond what a quorum allows by itself.
+    fn redlock_store(servers: &servers::Group) -> RedisStore {
+        let hosts: Vec<String> =
+            servers.servers().iter().map(|server| server.address().to_string()).collect();
+        let RedisStore { url } = store(&format!("redlock://{}", hosts.join(",")));
+        RedisStore { url: format!("{url}&ttl_max_ms=86400000") }
+    }
+
+    pub(super) fn redlock3() -> std::result::Result<RedisStore, Failure> {
+        static SERVERS: OnceLock<servers::Group> = OnceLock::new();
+        Ok(redlock_store(once(&SERVERS, || servers::Redis::new().start_many_blocking(3))?))
+    }
+
+    pub(super) fn redlock5() -> std::result::Result<RedisStore, Failure> {
+        static SERVERS: OnceLock<servers::Group> = OnceLock::new();
+        Ok(redlock_store(once(&SERVERS, || servers::Redis::new().start_many_blocking(5))?))
     }
 
     fn store(address: &str) -> RedisStore {
@@ -237,7 +259,10 @@ mod redis {
     #[async_trait]
     impl Harness for RedisStore {
         async fn engine(&self) -> Result<Arc<dyn Engine>> {
-            Ok(Arc::new(Redis::open(&self.url).await?))
+            match self.url.starts_with("redlock") {
+                true => Ok(Arc::new(open_redlock(&self.url).await?)),
+                false => Ok(Arc::new(Redis::open(&self.url).await?)),
+            }
         }
 
         fn url(&self) -> Option<String> {

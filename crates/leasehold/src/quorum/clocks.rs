@@ -43,8 +43,12 @@ impl NodeClocks {
 
     /// An answer showed a node's clock, in microseconds. Returns by how many microseconds the
     /// clock jumped since the reading before, if it did: more than two clocks may drift apart in
-    /// that time, and more than the request can have been on its way.
+    /// that time, and more than the request can have been on its way. A reading that comes after
+    /// a later one says nothing.
     pub fn read(&mut self, node: usize, time: u64, sent: Moment, received: Moment) -> Option<i64> {
+        if self.readings[node].is_some_and(|before| sent < before.sent) {
+            return None;
+        }
         let reading = Reading { sent, received, time };
         let before = self.readings[node].replace(reading)?;
         let moved = time as i64 - before.time as i64;

@@ -1,7 +1,7 @@
 //! Redlock: N independent nodes, of which a majority makes a lease, with fences that rise.
 //!
-//! Here are the pure parts, which the model checker and the simulated contests run as they are,
-//! and [`Node`]: what one node must be able to do for the quorum beyond being an engine.
+//! The pure parts are run by the model checker and the simulated contests as they are. [`Node`] is
+//! what one node must be able to do, and [`Quorum`] the engine that drives them.
 //!
 //! | part | what it decides |
 //! |---|---|
@@ -10,27 +10,39 @@
 //! | [`tally`] | what the answers to a renewal or a release mean together |
 //! | [`clocks`] | what to suggest as a vote, and where to stand in line |
 //! | [`cause`] | why a node did not help |
+//! | `engine`, `attempt`, `round` | the verbs: who is asked, in which order, on which task |
+//! | `probation` | when a node that forgot may vote again |
+//! | `survey` | what the nodes' lines look like together |
 //!
 //! The protocol, its proof and its limits are in `docs/engines/redlock.md`.
 
+mod attempt;
 pub mod ballot;
 pub mod cause;
 pub mod clocks;
+mod engine;
 pub mod node_line;
+mod probation;
+mod round;
+mod survey;
 pub mod tally;
 
 #[cfg(test)]
 mod tests;
 
+use std::fmt;
 use std::time::Duration;
 
 use async_trait::async_trait;
 
-use crate::claim::{Claim, ClaimKey, Holder, Released, Renewal};
-use crate::engine::Engine;
+use crate::claim::{Claim, ClaimKey, Holder, Note, Released, Renewal, Token};
+use crate::engine::{Finding, Query, Wake};
 use crate::error::Result;
+use crate::name::Name;
 
-/// One of the stores of a quorum: an engine that also votes.
+pub use engine::{Quorum, Settings};
+
+/// One of the stores of a quorum.
 ///
 /// Only exclusive claims. Each verb is atomic for its name at this node, and does to the line what
 /// the method of [`NodeLine`](node_line::NodeLine) named in its documentation does, after taking
@@ -41,8 +53,8 @@ use crate::error::Result;
 /// **Votes.** A line keeps a vote for whoever holds. It is drawn when the tenure begins
 /// ([`Seed::draw`](node_line::Seed::draw)), on entering a free line, at a hand-over and at an
 /// expiry alike, never on joining. The counter it is drawn from never expires and never falls; it
-/// may be shared by several names. Bells carry the vote: [`Engine::wait`] answers
-/// [`Wake::Holds`](crate::engine::Wake::Holds) with it.
+/// may be shared by several names. Bells carry the vote: [`bell`](Node::bell) answers
+/// [`Wake::Holds`] with it.
 ///
 /// **Order.** Waiting claims stand in order of rank, then of token, not of arrival. The holder's
 /// rank is kept too: `better` counts it.
@@ -50,6 +62,10 @@ use crate::error::Result;
 /// **Time.** A claim that holds is kept for `ttl` from the last verb on it, one that waits for
 /// `patience`; a hand-over changes nothing about that, so a tenure that a bell tells of lasts as
 /// long as the claim was kept waiting. Every reply shows the node's clock.
+///
+/// **Owners.** A claim's attempts have tokens of their own. The token that the claim's owner knows
+/// goes along with [`enter`](Node::enter), and [`keep`](Node::keep) and [`leave`](Node::leave)
+/// find a claim by either, so that another process can take a lease up by its handle.
 ///
 /// **Probation.** A node votes only under a [`Marker`] that names the present run of its process.
 /// The connection reads the run's id once, when it is opened (a connection does not survive its
@@ -60,12 +76,25 @@ use crate::error::Result;
 /// **Sending.** A verb is sent once. A driver must not send it again by itself, and what was not
 /// answered in time counts as not answered, whatever comes later.
 #[async_trait]
-pub trait Node: Engine {
+pub trait Node: fmt::Debug + Send + Sync + 'static {
+    /// Where it is, without credentials.
+    fn address(&self) -> &str;
+
+    /// Hangs up an attempt's bell. To be called before it enters.
+    fn expect(&self, token: Token);
+
+    /// An attempt is over; its bell rings no more.
+    fn forget(&self, token: &Token);
+
+    /// Ends when the node rings the attempt, or it is worth asking again because bells may have
+    /// been lost. A bell that rang since the last one was heard counts.
+    async fn bell(&self, token: &Token) -> Wake;
+
     /// Joins the line, or says how the claim stands: [`NodeLine::enter`]. Either way its time
     /// starts anew. The answer on probation is [`Seat::Probation`], and nothing has changed.
     ///
     /// [`NodeLine::enter`]: node_line::NodeLine::enter
-    async fn enter(&self, claim: &Claim, rank: u64, hint: u64) -> Result<Reply>;
+    async fn enter(&self, claim: &Claim, owner: &Token, rank: u64, hint: u64) -> Result<Reply>;
 
     /// Raises the vote of the claim's tenure to `fence`, if the claim holds with a vote up to it:
     /// [`NodeLine::raise`]. Never more than that one condition, and never less: the proof hangs
@@ -80,18 +109,24 @@ pub trait Node: Engine {
     /// [`NodeLine::give_way`]: node_line::NodeLine::give_way
     async fn give_way(&self, key: &ClaimKey, order: &GiveWay) -> Result<Reply>;
 
-    /// Keeps claims alive, as [`Engine::renew`] does, all in one exchange; never puts one back.
+    /// Keeps claims alive, all in one exchange; never puts one back.
     async fn keep(&self, renewals: &[Renewal]) -> Result<Vec<Reply>>;
 
     /// Puts back the claim of a lease that this node lost, after a renewal that a majority kept:
     /// joins the line like [`enter`](Node::enter), also on probation, with the counter raised to
     /// `fence` before a vote is drawn. So its vote is above the fence, and it never counts for a
     /// renewal; it only keeps others out.
-    async fn repair(&self, claim: &Claim, rank: u64, fence: u64) -> Result<Reply>;
+    async fn repair(&self, claim: &Claim, owner: &Token, rank: u64, fence: u64) -> Result<Reply>;
 
-    /// Takes claims out of their lines, as [`Engine::release`] does, and hands each line to the
-    /// first who waits, with `hint`: [`NodeLine::leave`](node_line::NodeLine::leave).
+    /// Takes claims out of their lines, all in one exchange, and hands each line to the first who
+    /// waits, with `hint`: [`NodeLine::leave`](node_line::NodeLine::leave).
     async fn leave(&self, keys: &[ClaimKey], hint: u64) -> Result<Vec<Released>>;
+
+    /// Takes a name from whoever holds it here; returns them.
+    async fn evict(&self, name: &Name, hint: u64) -> Result<Option<Holder>>;
+
+    /// The lines of the first names asked for, in name order; at most `limit`.
+    async fn view(&self, query: &Query, limit: usize) -> Result<Vec<NodeView>>;
 
     /// What the node says about itself, read on a connection of the present run.
     async fn passport(&self) -> Result<Passport>;
@@ -103,6 +138,42 @@ pub trait Node: Engine {
     /// run, every counter of it, those to come among them, is raised to `floor`, and the marker
     /// is written, all at once. Answers whether it was done.
     async fn admit(&self, passport: &Passport, marker: &Marker, floor: u64) -> Result<bool>;
+
+    /// Looks at the node's settings with the eyes of somebody who needs the promises kept.
+    async fn examine(&self) -> Result<Vec<Finding>>;
+
+    /// Gives up mailboxes and connections.
+    fn close(&self);
+}
+
+/// One name's line as one node has it.
+#[derive(Debug, Clone)]
+pub struct NodeView {
+    /// The name.
+    pub name: Name,
+    /// How long a key of somebody else's library is still in the place of the lock, if one is.
+    pub foreign: Option<Duration>,
+    /// The claims, the one that holds first.
+    pub claims: Vec<NodeClaim>,
+}
+
+/// A claim as one node has it.
+#[derive(Debug, Clone)]
+pub struct NodeClaim {
+    /// The attempt's token.
+    pub token: Token,
+    /// Its place in line.
+    pub rank: u64,
+    /// Who.
+    pub holder: Holder,
+    /// What its holder wrote.
+    pub note: Note,
+    /// The number of its tenure, if it holds.
+    pub vote: Option<u64>,
+    /// Since when it holds, or waits.
+    pub age: Duration,
+    /// How long without another word.
+    pub remaining: Duration,
 }
 
 /// An order to give way.
@@ -160,6 +231,8 @@ pub enum Seat {
 /// What a node says about itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Passport {
+    /// The node's clock, in microseconds.
+    pub time: u64,
     /// The id of this run of the server's process.
     pub run_id: String,
     /// Whether everything it answers is on disk before it does.

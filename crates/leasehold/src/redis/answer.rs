@@ -29,10 +29,10 @@ pub(super) enum Answer {
 }
 
 /// An answer's parts, read one after the other.
-struct Parts(std::vec::IntoIter<Value>);
+pub(super) struct Parts(std::vec::IntoIter<Value>);
 
 impl Parts {
-    fn of(value: Value) -> Result<Self, Odd> {
+    pub(super) fn of(value: Value) -> Result<Self, Odd> {
         match value {
             Value::Array(parts) => Ok(Self(parts.into_iter())),
             _ => Err(Odd),
@@ -47,12 +47,12 @@ impl Parts {
         }
     }
 
-    fn text(&mut self) -> Result<String, Odd> {
+    pub(super) fn text(&mut self) -> Result<String, Odd> {
         String::from_utf8(self.bytes()?).map_err(|_| Odd)
     }
 
     /// A number, sent as one or as text.
-    fn number<T: std::str::FromStr + TryFrom<i64>>(&mut self) -> Result<T, Odd> {
+    pub(super) fn number<T: std::str::FromStr + TryFrom<i64>>(&mut self) -> Result<T, Odd> {
         match self.0.next() {
             Some(Value::Int(number)) => T::try_from(number).map_err(|_| Odd),
             Some(Value::BulkString(text)) => {
@@ -62,11 +62,19 @@ impl Parts {
         }
     }
 
-    fn millis(&mut self) -> Result<Duration, Odd> {
+    pub(super) fn millis(&mut self) -> Result<Duration, Odd> {
         Ok(Duration::from_millis(self.number::<i64>()?.max(0) as u64))
     }
 
-    fn holder(&mut self) -> Result<Option<Holder>, Odd> {
+    /// A number of milliseconds, or an empty text for none.
+    pub(super) fn optional_millis(&mut self) -> Result<Option<Duration>, Odd> {
+        match self.0.as_slice().first() {
+            Some(Value::BulkString(text)) if text.is_empty() => self.text().map(|_| None),
+            _ => self.millis().map(Some),
+        }
+    }
+
+    pub(super) fn holder(&mut self) -> Result<Option<Holder>, Odd> {
         let (id, label) = (self.text()?, self.text()?);
         match (id.as_str(), label.as_str()) {
             ("", "") => Ok(None),
@@ -75,12 +83,12 @@ impl Parts {
         }
     }
 
-    fn is_empty(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.0.len() == 0
     }
 }
 
-fn holder(id: &str, label: &str) -> Result<Holder, Odd> {
+pub(super) fn holder(id: &str, label: &str) -> Result<Holder, Odd> {
     let id = u128::from_str_radix(id, 16).map_err(|_| Odd)?;
     Holder::known(HolderId(id), label).map_err(|_| Odd)
 }
@@ -254,7 +262,7 @@ impl std::fmt::Display for Hex {
     }
 }
 
-fn from_hex(text: &str) -> Option<[u8; 16]> {
+pub(super) fn from_hex(text: &str) -> Option<[u8; 16]> {
     let number = u128::from_str_radix(text, 16).ok().filter(|_| text.len() == 32)?;
     Some(number.to_be_bytes())
 }

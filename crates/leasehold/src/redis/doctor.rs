@@ -22,7 +22,7 @@ const MAJOR_MIN: u32 = 7;
 const CLOCK_OFF_MAX: Duration = Duration::from_secs(1);
 
 /// What a server says of itself.
-struct About(HashMap<String, String>);
+pub(super) struct About(HashMap<String, String>);
 
 impl About {
     fn parse(text: &str) -> Self {
@@ -52,7 +52,29 @@ async fn about(server: &mut MultiplexedConnection, links: &Links) -> Result<Abou
     told.map(|text| About::parse(&text)).map_err(|error| links.translate(&error))
 }
 
-async fn about_each(links: &Links) -> Result<Vec<About>> {
+/// Refuses a server that cannot keep the promises.
+pub(super) fn accept(about: &About, allow_eviction: bool) -> Result<()> {
+    if about.major() < MAJOR_MIN {
+        return Err(Error::Config(Config::Unsupported {
+            engine: "redis",
+            what: "work on a server before version 7.0",
+            advice: "update the server",
+        }));
+    }
+    if about.evicts_anything() && !allow_eviction {
+        return Err(Error::Config(Config::Option {
+            option: "allow_eviction".into(),
+            reason: format!(
+                "is needed: the server's maxmemory-policy is `{}`, which may evict locks that are \
+                 held; set `noeviction` or `volatile-ttl`, or add `allow_eviction=yes`",
+                about.get("maxmemory_policy")
+            ),
+        }));
+    }
+    Ok(())
+}
+
+pub(super) async fn about_each(links: &Links) -> Result<Vec<About>> {
     if !links.shape.is_cluster() {
         return Ok(vec![match links.run(&redis::cmd("INFO")).await? {
             Value::BulkString(text) => About::parse(&String::from_utf8_lossy(&text)),
@@ -71,23 +93,7 @@ async fn about_each(links: &Links) -> Result<Vec<About>> {
 /// Refuses servers that cannot keep the promises; returns the store's id.
 pub(super) async fn greet(links: &Links, layout: &Layout, allow_eviction: bool) -> Result<u128> {
     for about in about_each(links).await? {
-        if about.major() < MAJOR_MIN {
-            return Err(Error::Config(Config::Unsupported {
-                engine: "redis",
-                what: "work on a server before version 7.0",
-                advice: "update the server",
-            }));
-        }
-        if about.evicts_anything() && !allow_eviction {
-            return Err(Error::Config(Config::Option {
-                option: "allow_eviction".into(),
-                reason: format!(
-                    "is needed: the server's maxmemory-policy is `{}`, which may evict locks that \
-                     are held; set `noeviction` or `volatile-ttl`, or add `allow_eviction=yes`",
-                    about.get("maxmemory_policy")
-                ),
-            }));
-        }
+        accept(&about, allow_eviction)?;
     }
     let mut offer = redis::cmd("SET");
     let fresh = format!("{:032x}", rand::random::<u128>());
@@ -134,16 +140,16 @@ pub(super) async fn examine(redis: &Redis) -> Result<Vec<Finding>> {
     Ok(findings)
 }
 
-fn finding(level: Level, subject: &'static str, found: String, advice: &str) -> Finding {
+pub(super) fn finding(level: Level, subject: &'static str, found: String, advice: &str) -> Finding {
     Finding { level, subject, found, advice: advice.into() }
 }
 
-fn version(about: &About) -> Finding {
+pub(super) fn version(about: &About) -> Finding {
     let found = format!("{} ({})", about.get("redis_version"), about.get("redis_mode"));
     finding(Level::Good, "version", found, "")
 }
 
-fn eviction(about: &About) -> Finding {
+pub(super) fn eviction(about: &About) -> Finding {
     let policy = about.get("maxmemory_policy");
     let found = format!("{policy}, maxmemory {}", about.get("maxmemory_human"));
     match policy {

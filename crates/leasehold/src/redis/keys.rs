@@ -17,7 +17,7 @@ const OURS: &str = "leasehold:";
 const SLOTS: u16 = 16_384;
 /// How many fence counters there are outside a Cluster, which has one for each slot. Few enough
 /// to copy from server to server, enough that names of a quorum rarely share one.
-const BUCKETS: u16 = 4_096;
+pub(super) const BUCKETS: u16 = 4_096;
 
 /// Room for what a companion's key has beside the lock key: `leasehold:{12345}:expiry:`.
 const COMPANION_BYTES: usize = 32;
@@ -37,12 +37,12 @@ pub(super) struct Layout {
 
 /// The keys of one name, in the order the scripts take them: one after the other in one text.
 #[derive(Debug)]
-pub(super) struct Keys {
+pub(super) struct Keys<const COUNT: usize = 5> {
     text: String,
-    ends: [usize; 5],
+    ends: [usize; COUNT],
 }
 
-impl Keys {
+impl<const COUNT: usize> Keys<COUNT> {
     pub(super) fn iter(&self) -> impl Iterator<Item = &str> {
         let mut start = 0;
         self.ends.iter().map(move |end| &self.text[std::mem::replace(&mut start, *end)..*end])
@@ -103,6 +103,67 @@ impl Layout {
 
     /// The name of a lock key.
     pub(super) fn name(&self, lock: &str) -> Option<Name> {
+        Name::new(lock.strip_prefix(&self.prefix)?).ok()
+    }
+}
+
+/// How names become keys at a node of a quorum. Its companions are apart from those of a store on
+/// one server, so that the two never meet; the lock key is the same.
+#[derive(Debug, Clone)]
+pub(super) struct QuorumLayout {
+    prefix: String,
+    /// The key of the marker under which the node votes.
+    pub(super) marker: String,
+}
+
+impl QuorumLayout {
+    /// What the keys of counters begin with, behind which their number stands.
+    pub(super) const FENCES: &str = "leasehold:quorum:fence:";
+
+    pub(super) fn new(prefix: String) -> Self {
+        let marker = format!("{OURS}quorum:marker:{prefix}");
+        Self { prefix, marker }
+    }
+
+    pub(super) fn keys(&self, name: &Name) -> Result<Keys<6>> {
+        let name = name.as_str();
+        let length = self.prefix.len() + name.len();
+        let mut text = String::with_capacity(4 * length + 6 * COMPANION_BYTES);
+        text.extend([self.prefix.as_str(), name]);
+        if text.starts_with(OURS) {
+            return Err(Error::Invalid(Invalid::NameReserved { prefix: OURS }));
+        }
+        let bucket = slot(text.as_bytes()) % BUCKETS;
+        let mut ends = [length; 6];
+        for (end, kind) in ends[1..4].iter_mut().zip(["line:", "order:", "expiry:"]) {
+            text.extend([OURS, "quorum:", kind, &self.prefix, name]);
+            *end = text.len();
+        }
+        text.extend([Self::FENCES, bucket.to_string().as_str()]);
+        ends[4] = text.len();
+        text.push_str(&self.marker);
+        ends[5] = text.len();
+        Ok(Keys { text, ends })
+    }
+
+    /// The marker alone, for scripts that are about the node and no name.
+    pub(super) fn node_keys(&self) -> Keys<1> {
+        Keys { text: self.marker.clone(), ends: [self.marker.len()] }
+    }
+
+    /// A pattern for SCAN that finds at least the line keys asked for.
+    pub(super) fn pattern(&self, select: &Select) -> String {
+        let begin = match select {
+            Select::Prefix(begin) => begin.as_str(),
+            Select::Name(name) => name.as_str(),
+            _ => "",
+        };
+        format!("leasehold:quorum:line:{}{}*", escaped(&self.prefix), escaped(begin))
+    }
+
+    /// The name whose line is at this key.
+    pub(super) fn name_of_line(&self, line: &[u8]) -> Option<Name> {
+        let lock = std::str::from_utf8(line).ok()?.strip_prefix("leasehold:quorum:line:")?;
         Name::new(lock.strip_prefix(&self.prefix)?).ok()
     }
 }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use futures_util::future::join_all;
 use redis::aio::ConnectionLike;
 use redis::cluster_async::ClusterConnection;
-use redis::{Cmd, Pipeline, RedisError, RedisResult, Value};
+use redis::{Cmd, FromRedisValue, Pipeline, RedisError, RedisResult, Value};
 use tokio::runtime::{Handle, Id};
 
 use crate::bell::Belfry;
@@ -55,12 +55,24 @@ pub(super) struct Links {
     pub(super) belfry: Arc<Belfry>,
     desks: Mutex<HashMap<Id, Arc<Desk>>>,
     generation: AtomicU64,
+    /// Whether the run of the server's process is asked for on opening a connection.
+    asks_run_id: bool,
+}
+
+/// An open connection.
+#[derive(Clone)]
+struct Open {
+    generation: u64,
+    connection: Connection,
+    /// The run of the server's process at the other end, where it was asked for. A connection
+    /// does not survive its server, so it is asked for once.
+    run_id: Option<Arc<str>>,
 }
 
 /// What a client has on one runtime.
 #[derive(Default)]
 struct Desk {
-    connection: Mutex<Option<(u64, Connection)>>,
+    connection: Mutex<Option<Open>>,
     mailbox: Mutex<Option<Mailbox>>,
     /// Held by whoever opens a connection, so that the others wait for the same one.
     opening: tokio::sync::Mutex<()>,
@@ -80,7 +92,13 @@ impl Links {
             belfry: Arc::default(),
             desks: Mutex::default(),
             generation: AtomicU64::new(0),
+            asks_run_id: false,
         }
+    }
+
+    /// Connections that know the run of the process they lead to.
+    pub(super) fn with_run_id(shape: Shape, store: String) -> Self {
+        Self { asks_run_id: true, ..Self::new(shape, store) }
     }
 
     /// Runs one command.
@@ -89,23 +107,36 @@ impl Links {
     }
 
     pub(super) async fn attempt(&self, command: &Cmd) -> RedisResult<Value> {
-        let (desk, generation, mut connection) = self.connection().await?;
-        let pending = Pending::begin(&desk, generation);
-        let answer = connection.run(command).await;
-        pending.answered();
-        if let Err(error) = &answer {
-            desk.drop_spoilt(generation, error);
-        }
-        answer
+        let (desk, open) = self.connection().await?;
+        open.run(&desk, command).await
+    }
+
+    /// Calls a script that is told the run of the process it is sent to, and returns that run.
+    pub(super) async fn call_run(&self, call: impl Fn(&str) -> Call) -> Result<(Arc<str>, Value)> {
+        let attempt = async {
+            let (desk, open) = self.connection().await?;
+            let run_id = open.run_id.clone().unwrap_or_default();
+            let call = call(&run_id);
+            let answer = match open.run(&desk, &call.command).await {
+                // On the same connection, so that it is the same run.
+                Err(error) if failure::is_unknown_script(&error) => {
+                    open.run(&desk, &call.by_text()).await
+                }
+                answer => answer,
+            };
+            answer.map(|answer| (run_id, answer))
+        };
+        attempt.await.map_err(|error| self.translate(&error))
     }
 
     /// Runs several commands in one exchange, on a server that is not part of a Cluster.
     pub(super) async fn run_all(&self, pipeline: &Pipeline) -> Result<Vec<RedisResult<Value>>> {
         let count = pipeline.len();
         let attempt = async {
-            let (desk, generation, connection) = self.connection().await?;
+            let (desk, open) = self.connection().await?;
+            let generation = open.generation;
             let pending = Pending::begin(&desk, generation);
-            let answers = match connection {
+            let answers = match open.connection {
                 Connection::One(mut one) => one.req_packed_commands(pipeline, 0, count).await,
                 Connection::Cluster(mut all) => all.req_packed_commands(pipeline, 0, count).await,
             };
@@ -196,21 +227,26 @@ impl Links {
         failure::translate(error, &self.store)
     }
 
-    async fn connection(&self) -> RedisResult<(Arc<Desk>, u64, Connection)> {
+    async fn connection(&self) -> RedisResult<(Arc<Desk>, Open)> {
         let desk = self.desk();
-        if let Some((generation, connection)) = desk.current() {
-            return Ok((desk, generation, connection));
+        if let Some(open) = desk.current() {
+            return Ok((desk, open));
         }
         let turn = desk.opening.lock().await;
-        if let Some((generation, connection)) = desk.current() {
+        if let Some(open) = desk.current() {
             drop(turn);
-            return Ok((desk, generation, connection));
+            return Ok((desk, open));
         }
-        let connection = self.shape.connect().await?;
+        let mut connection = self.shape.connect().await?;
+        let run_id = match self.asks_run_id {
+            true => Some(run_id(&mut connection).await?),
+            false => None,
+        };
         let generation = self.generation.fetch_add(1, Ordering::Relaxed);
-        *lock(&desk.connection) = Some((generation, connection.clone()));
+        let open = Open { generation, connection, run_id };
+        *lock(&desk.connection) = Some(open.clone());
         drop(turn);
-        Ok((desk, generation, connection))
+        Ok((desk, open))
     }
 
     fn desk(&self) -> Arc<Desk> {
@@ -224,8 +260,28 @@ impl Links {
     }
 }
 
+impl Open {
+    async fn run(&self, desk: &Desk, command: &Cmd) -> RedisResult<Value> {
+        let pending = Pending::begin(desk, self.generation);
+        let answer = self.connection.clone().run(command).await;
+        pending.answered();
+        if let Err(error) = &answer {
+            desk.drop_spoilt(self.generation, error);
+        }
+        answer
+    }
+}
+
+/// The run of the server's process that a connection leads to.
+async fn run_id(connection: &mut Connection) -> RedisResult<Arc<str>> {
+    let told = connection.run(redis::cmd("INFO").arg("server")).await?;
+    let told = String::from_redis_value(told)?;
+    let run = told.lines().find_map(|line| line.trim_end().strip_prefix("run_id:"));
+    Ok(run.unwrap_or_default().into())
+}
+
 impl Desk {
-    fn current(&self) -> Option<(u64, Connection)> {
+    fn current(&self) -> Option<Open> {
         lock(&self.connection).clone()
     }
 
@@ -245,7 +301,7 @@ impl Desk {
 
     fn drop_connection(&self, generation: u64) {
         let mut connection = lock(&self.connection);
-        if connection.as_ref().is_some_and(|(current, _)| *current == generation) {
+        if connection.as_ref().is_some_and(|open| open.generation == generation) {
             *connection = None;
         }
     }

@@ -14,6 +14,8 @@ mod feed;
 mod keys;
 mod link;
 mod mailbox;
+mod node;
+mod redlock;
 mod scripts;
 mod settings;
 mod shape;
@@ -39,6 +41,8 @@ use keys::{Keys, Layout};
 use link::Links;
 use scripts::{Call, Script};
 use settings::{Settings, WaitFor};
+
+pub use redlock::open as open_redlock;
 
 /// A store in Redis. Clones share their connections.
 #[derive(Debug, Clone)]

@@ -19,10 +19,12 @@ const READS_ONLY: &str = "#!lua flags=no-writes\n";
 const WRITES: &str = "#!lua\n";
 
 /// Words of the longest command, and bytes of keys that are not long.
-const ARGUMENTS_MAX: usize = 16;
+const ARGUMENTS_MAX: usize = 20;
 const KEYS_BYTES: usize = 384;
 
 const LINE: &str = include_str!("scripts/line.lua");
+const QUORUM_TIME: &str = include_str!("scripts/quorum/time.lua");
+const QUORUM_LINE: &str = include_str!("scripts/quorum/line.lua");
 
 pub(super) static CLAIM: LazyLock<Script> =
     LazyLock::new(|| Script::new(WRITES, include_str!("scripts/claim.lua")));
@@ -35,9 +37,45 @@ pub(super) static EVICT: LazyLock<Script> =
 pub(super) static VIEW: LazyLock<Script> =
     LazyLock::new(|| Script::new(READS_ONLY, include_str!("scripts/view.lua")));
 
+/// The scripts of a node of a quorum.
+pub(super) mod quorum {
+    use super::*;
+
+    macro_rules! scripts {
+        ($($name:ident: $flags:ident $file:literal),* $(,)?) => {$(
+            pub(in super::super) static $name: LazyLock<Script> = LazyLock::new(|| {
+                let text = include_str!(concat!("scripts/quorum/", $file, ".lua"));
+                Script::of_quorum($flags, text)
+            });
+        )*};
+    }
+
+    scripts! {
+        ENTER: WRITES "enter",
+        RAISE: WITHOUT_MEMORY "raise",
+        GIVE_WAY: WITHOUT_MEMORY "give_way",
+        KEEP: WITHOUT_MEMORY "keep",
+        LEAVE: WITHOUT_MEMORY "leave",
+        EVICT: WITHOUT_MEMORY "evict",
+        VIEW: READS_ONLY "view",
+        PASSPORT: READS_ONLY "passport",
+        CEILING: READS_ONLY "ceiling",
+        ADMIT: WRITES "admit",
+    }
+}
+
 impl Script {
     fn new(flags: &str, text: &str) -> Self {
-        let text = format!("{flags}{}", text.replace("-- @line\n", LINE));
+        Self::complete(format!("{flags}{}", text.replace("-- @line\n", LINE)))
+    }
+
+    /// A script of a node of a quorum.
+    fn of_quorum(flags: &str, text: &str) -> Self {
+        let text = text.replace("-- @time\n", QUORUM_TIME).replace("-- @line\n", QUORUM_LINE);
+        Self::complete(format!("{flags}{text}"))
+    }
+
+    fn complete(text: String) -> Self {
         let digest = redis::Script::new(&text).get_hash().to_owned();
         Self { text, digest }
     }
@@ -53,9 +91,13 @@ pub(super) struct Call {
 
 impl Call {
     /// A call without arguments, with room for so many bytes of them.
-    pub(super) fn new(script: &'static Script, keys: &Keys, room: usize) -> Self {
+    pub(super) fn new<const COUNT: usize>(
+        script: &'static Script,
+        keys: &Keys<COUNT>,
+        room: usize,
+    ) -> Self {
         let mut command = Cmd::with_capacity(ARGUMENTS_MAX, room + KEYS_BYTES);
-        command.arg("EVALSHA").arg(&script.digest).arg("5");
+        command.arg("EVALSHA").arg(&script.digest).arg(COUNT);
         for key in keys.iter() {
             command.write_arg(key.as_bytes());
         }

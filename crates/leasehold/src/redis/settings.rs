@@ -70,7 +70,7 @@ impl Settings {
     }
 }
 
-fn way(address: &mut Address, tls: Option<TlsFiles>) -> Result<Way> {
+pub(super) fn way(address: &mut Address, tls: Option<TlsFiles>) -> Result<Way> {
     let connect = address.options.millis("connect_timeout_ms")?;
     let answer = address.options.millis("timeout_ms")?;
     Ok(Way {
@@ -163,7 +163,7 @@ fn shape(address: &mut Address, mut way: Way) -> Result<Shape> {
     }
 }
 
-fn database(text: &str) -> Result<i64> {
+pub(super) fn database(text: &str) -> Result<i64> {
     match text {
         "" => Ok(0),
         text => text

@@ -113,13 +113,13 @@ async fn names(
     }
 }
 
-fn scan(cursor: u64, pattern: &str) -> redis::Cmd {
+pub(super) fn scan(cursor: u64, pattern: &str) -> redis::Cmd {
     let mut scan = redis::cmd("SCAN");
     scan.arg(cursor).arg("MATCH").arg(pattern).arg("COUNT").arg(SCAN_COUNT);
     scan
 }
 
-fn scanned(answer: Value) -> Result<(u64, Vec<Vec<u8>>), answer::Odd> {
+pub(super) fn scanned(answer: Value) -> Result<(u64, Vec<Vec<u8>>), answer::Odd> {
     FromRedisValue::from_redis_value(answer).map_err(|_| answer::Odd)
 }
 

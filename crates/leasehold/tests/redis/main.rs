@@ -2,7 +2,6 @@
 //!
 //! What every engine must do is in the conformance suite, and runs on Redis there; here is what
 //! only Redis can suffer. A test of a row of the catalogue of faults has the row's id in its name.
-//! Redlock is left to the tests of its own engine.
 
 mod support;
 
@@ -15,6 +14,7 @@ mod interop;
 mod layout;
 mod memory;
 mod network;
+mod redlock;
 mod refusals;
 mod replicas;
 mod restart;

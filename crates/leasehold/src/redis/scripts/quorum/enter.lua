@@ -1,0 +1,41 @@
+-- Joins the line, or says how the claim stands; either way its time starts anew.
+--
+-- KEYS  1 lock  2 line  3 order  4 expiry  5 fence  6 marker
+-- ARGV  1 token  2 owner  3 rank in 20 digits  4 hint  5 ttl in ms  6 patience in ms  7 mailbox
+--       8 holder id, label and note, with newlines between
+--       9 `try` to stay out of the line unless it is empty, `join`, or `repair`
+--       10 the run of the server's process that the connection was opened to; for a repair the
+--          fence, which the counter is raised to first
+-- Answers `probation`, us if this run may not vote; `full`, us; or as `stand` says.
+
+-- @time
+local way = ARGV[9]
+if way ~= 'repair' and redis.call('HGET', KEYS[6], 'run') ~= ARGV[10] then
+  return { 'probation', us }
+end
+-- @line
+
+local entry = ARGV[3] .. token .. ARGV[7] .. ARGV[2] .. now_text .. '\n' .. ARGV[8]
+if way == 'repair' then raise_counter(ARGV[10]) end
+
+-- The shortest way: nobody is in line.
+if call('EXISTS', LINE) == 0 and call('SET', LOCK, token, 'NX', 'PX', ARGV[5]) then
+  vote = draw(ARGV[4])
+  call('HSET', LINE, 'h', token, 'v', vote, 'g', now_text, token, entry, 'o:' .. ARGV[2], token)
+  call('PEXPIRE', LINE, ARGV[5] + GRACE_MS)
+  return { 'holds', us, vote, tonumber(ARGV[5]) }
+end
+
+open()
+if known then
+  refresh(ARGV[5], ARGV[6])
+elseif not head and not foreign then
+  hold(entry, ARGV[5], ARGV[4])
+elseif way ~= 'try' then
+  if call('ZCARD', ORDER) >= 10000 then return { 'full', us } end
+  known = entry
+  call('HSET', LINE, token, entry, 'o:' .. ARGV[2], token)
+  queue(ARGV[6])
+  stay(LINE, ARGV[6])
+end
+return stand()
