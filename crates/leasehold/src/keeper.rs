@@ -70,12 +70,14 @@ struct Desk {
     thread_failed: bool,
     /// How many exchanges that take claims out are under way.
     parting: usize,
+    /// How many that tell counts.
+    telling: usize,
 }
 
 impl Desk {
-    /// Whether nothing is left to be taken out of the store.
+    /// Whether the store has been told everything that the keeper had to tell it.
     fn is_clear(&self) -> bool {
-        self.partings.is_empty() && self.parting == 0
+        self.partings.is_empty() && self.parting == 0 && self.telling == 0
     }
 }
 
@@ -250,12 +252,22 @@ impl Keeper {
             }
             tenure.bell.notify_one();
         }
-        if self.desk().is_clear() {
-            self.tally_now().await;
+        let (sender, receiver) = oneshot::channel();
+        let untold = {
+            // Looked at and taken at once: otherwise the keeper's thread could take the counts in
+            // between, and tell them after this has returned.
+            let mut desk = self.desk();
+            if desk.is_clear() {
+                Some(self.take_untold(&mut desk))
+            } else {
+                desk.closers.push(sender);
+                None
+            }
+        };
+        if let Some(counts) = untold {
+            self.tell(counts).await;
             return self.retire();
         }
-        let (sender, receiver) = oneshot::channel();
-        self.desk().closers.push(sender);
         self.start();
         self.wake.notify_one();
         // The keeper drops the sender only after its last exchange; either way it is finished.
@@ -263,8 +275,7 @@ impl Keeper {
     }
 
     /// Tells the store what was counted; for a close that needs nothing else of the keeper.
-    async fn tally_now(&self) {
-        let counts = self.take_untold();
+    async fn tell(&self, counts: Counts) {
         if counts != Counts::default() {
             let until = self.clock.now() + EXCHANGE_TIMEOUT;
             if let Err(error) = self.in_time(until, self.direct.tally(&counts)).await {
@@ -273,11 +284,10 @@ impl Keeper {
         }
     }
 
-    fn take_untold(&self) -> Counts {
+    fn take_untold(&self, desk: &mut Desk) -> Counts {
         if !self.engine.info().can.tally {
             return Counts::default();
         }
-        let mut desk = self.desk();
         let counts = self.counters.untold(&desk.told);
         desk.told += counts;
         counts
@@ -453,8 +463,9 @@ impl Keeper {
             return at;
         }
         desk.last_tally = Some(now);
+        desk.telling += 1;
+        let counts = self.take_untold(&mut desk);
         drop(desk);
-        let counts = self.take_untold();
         let keeper = Arc::clone(self);
         exchanges.push(Box::pin(async move {
             let tally = keeper.direct.tally(&counts);
@@ -468,10 +479,12 @@ impl Keeper {
         match done {
             Done::Renewed { batch, sent, result } => self.finish_renewal(&batch, sent, result),
             Done::Parted { partings, result } => self.finish_parting(partings, result),
-            Done::Tallied { counts, result: Err(error) } => {
-                tracing::debug!(%error, ?counts, "counts were not added to the store's");
+            Done::Tallied { counts, result } => {
+                self.desk().telling -= 1;
+                if let Err(error) = result {
+                    tracing::debug!(%error, ?counts, "counts were not added to the store's");
+                }
             }
-            Done::Tallied { .. } => {}
         }
     }
 
