@@ -176,7 +176,7 @@ impl Shape {
         }
     }
 
-    /// Clients for every server that keeps lines.
+    /// Opens a connection to every server that keeps lines.
     pub(super) async fn connect_each(&self) -> RedisResult<Vec<redis::aio::MultiplexedConnection>> {
         match self {
             Shape::One { way, client } => Ok(vec![way.connect(client).await?]),

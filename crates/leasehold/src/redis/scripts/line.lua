@@ -18,7 +18,7 @@
 -- units. Instants are milliseconds on this server's clock; a claim lives through the one in which
 -- it lapses, as keys do, so that rounding never ends it early.
 
-local LOCK, LINE, ORDER, EXPIRY, FENCE = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local LOCK, LINE, ORDER, EXPIRY = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local SHARED = 'leasehold:shared'
 -- The capacity of a line of locks, and the units of an exclusive claim.
 local ALL = 4294967295
