@@ -86,10 +86,15 @@ async fn f24_lost_answer_to_a_release_does_not_release_the_next() {
     let lease = far.mutex("lost-release").ttl(LONG).lock().await.expect("free");
     let mut waiter = Waiter::start(near.claim("lost-release").ttl(LONG));
     until_waiting(&near, "lost-release", 1).await;
-    proxy.lose_reply_to("lost-release", AfterLoss::Reset);
-    let released = soon("an answer", lease.release()).await.expect("one");
-    assert_eq!(released, Released::TakenBy(near.holder().clone()));
+    // The server answers a request with several pieces, the first before it has done anything. So
+    // all of them are held until the release has taken effect, and then lost together.
+    proxy.block(Direction::ToClient);
+    let release = tokio::spawn(async move { lease.release().await });
     let next = waiter.granted().await;
+    proxy.reset_all();
+    proxy.pass().await.expect("it passes");
+    let released = soon("an answer", release).await.expect("it ends").expect("an answer");
+    assert_eq!(released, Released::TakenBy(near.holder().clone()));
     assert!(next.is_held());
     assert_eq!(next.release().await.expect("an answer"), Released::Released);
 }
