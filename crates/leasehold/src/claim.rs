@@ -273,6 +273,15 @@ pub struct Renewal {
     pub patience: Duration,
 }
 
+impl Renewal {
+    /// How long an exchange of these renewals may take before it counts as failed: so that the
+    /// shortest of their leases can be tried again.
+    pub fn limit(renewals: &[Renewal]) -> Duration {
+        let shortest = renewals.iter().map(|renewal| renewal.ttl).min().unwrap_or_default();
+        (shortest / 4).clamp(Duration::from_millis(50), Duration::from_secs(5))
+    }
+}
+
 /// How a claim stands.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Standing {

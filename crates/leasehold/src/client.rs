@@ -312,7 +312,7 @@ impl Client {
         let renewal = Renewal { key, ttl, patience: ttl };
         let answers = keeper.engine.renew(std::slice::from_ref(&renewal)).await?;
         let name = handle.name().clone();
-        match answers.into_iter().next() {
+        match answers.into_iter().next().transpose()? {
             Some(Standing::Held { fence, remaining }) => {
                 keeper.enter(&tenure)?;
                 let now = keeper.clock.now();

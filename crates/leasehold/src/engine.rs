@@ -30,8 +30,10 @@ pub trait Engine: fmt::Debug + Send + Sync + 'static {
     /// answer of `claim` counts; one that is lost is repaired by the heartbeat.
     async fn wait(&self, key: &ClaimKey) -> Result<Wake>;
 
-    /// Keeps claims alive, all in one exchange where the store can.
-    async fn renew(&self, renewals: &[Renewal]) -> Result<Vec<Standing>>;
+    /// Keeps claims alive, all in one exchange where the store can. An answer for each: a store of
+    /// several parts may know of some claims and not of others. Those must be answered within
+    /// [`Renewal::limit`], whatever became of the rest.
+    async fn renew(&self, renewals: &[Renewal]) -> Result<Vec<Result<Standing>>>;
 
     /// Gives claims back or takes them out of their lines, and rings those who hold now.
     async fn release(&self, keys: &[ClaimKey]) -> Result<Vec<Released>>;

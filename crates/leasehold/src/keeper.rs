@@ -114,8 +114,11 @@ impl Parting {
 /// Exchanges of one kind under way.
 type Exchanges = FuturesUnordered<BoxFuture<'static, Done>>;
 
+/// What is renewed together, each with its ttl.
+type Batch = Vec<(Arc<Tenure>, Duration)>;
+
 enum Done {
-    Renewed { batch: Vec<(Arc<Tenure>, Duration)>, sent: Moment, result: Result<Vec<Standing>> },
+    Renewed { batch: Batch, sent: Moment, result: Result<Vec<Result<Standing>>> },
     Parted { partings: Vec<Parting>, result: Result<()> },
     Tallied { counts: Counts, result: Result<()> },
 }
@@ -392,11 +395,10 @@ impl Keeper {
             tenure.sent();
         }
         async move {
-            let shortest = batch.iter().map(|(_, renewal)| renewal.ttl).min().unwrap_or_default();
-            let timeout = (shortest / 4).clamp(Duration::from_millis(50), Duration::from_secs(5));
             let (tenures, renewals): (Vec<_>, Vec<_>) =
                 batch.into_iter().map(|(tenure, renewal)| ((tenure, renewal.ttl), renewal)).unzip();
-            let result = self.in_time(sent + timeout, self.direct.renew(&renewals)).await;
+            let until = sent + Renewal::limit(&renewals);
+            let result = self.in_time(until, self.direct.renew(&renewals)).await;
             Done::Renewed { batch: tenures, sent, result }
         }
     }
@@ -505,36 +507,63 @@ impl Keeper {
         self: &Arc<Self>,
         batch: &[(Arc<Tenure>, Duration)],
         sent: Moment,
-        result: Result<Vec<Standing>>,
+        result: Result<Vec<Result<Standing>>>,
     ) {
         let now = self.clock.now();
-        let claims = batch.len();
-        match result {
-            Ok(answers) => {
-                debug_assert_eq!(answers.len(), claims, "an answer for each renewal");
-                self.observe(Measure::Renewed { claims, took: now.since(sent) });
-                for ((tenure, ttl), answer) in batch.iter().zip(&answers) {
-                    if let Answered::Lost(cause) = tenure.answered(sent, *ttl, answer) {
+        let answers = match result {
+            Ok(answers) => answers,
+            Err(error) => {
+                return self.renewal_failed(batch.iter().map(|(tenure, _)| tenure), &error);
+            }
+        };
+        debug_assert_eq!(answers.len(), batch.len(), "an answer for each renewal");
+        let claims = answers.iter().filter(|answer| answer.is_ok()).count();
+        self.observe(Measure::Renewed { claims, took: now.since(sent) });
+        let mut failed = Vec::new();
+        let mut cause = None;
+        for ((tenure, ttl), answer) in batch.iter().zip(answers) {
+            match answer {
+                Ok(standing) => {
+                    if let Answered::Lost(cause) = tenure.answered(sent, *ttl, &standing) {
                         self.report_loss(tenure, &cause);
                         self.registry.leave(tenure);
                     }
                 }
-            }
-            Err(Error::Replaced { .. }) => {
-                for (tenure, _) in batch {
-                    if tenure.lose(LostCause::Replaced) {
-                        self.mourn(tenure, &LostCause::Replaced);
-                    }
+                Err(error @ Error::Replaced { .. }) => {
+                    self.renewal_failed(std::iter::once(tenure), &error);
                 }
-            }
-            Err(error) => {
-                tracing::warn!(%error, claims, "renewal failed; trying again until the deadline");
-                for (tenure, _) in batch {
-                    tenure.failed(now, &error);
+                Err(error) => {
+                    failed.push(tenure);
+                    cause.get_or_insert(error);
                 }
-                self.observe(Measure::RenewalFailed { claims, error: &error });
             }
         }
+        if let Some(error) = cause {
+            self.renewal_failed(failed.into_iter(), &error);
+        }
+    }
+
+    /// Nothing is known of these claims, except when their store is another one now.
+    fn renewal_failed<'a>(
+        &self,
+        tenures: impl ExactSizeIterator<Item = &'a Arc<Tenure>>,
+        error: &Error,
+    ) {
+        if let Error::Replaced { .. } = error {
+            for tenure in tenures {
+                if tenure.lose(LostCause::Replaced) {
+                    self.mourn(tenure, &LostCause::Replaced);
+                }
+            }
+            return;
+        }
+        let claims = tenures.len();
+        let now = self.clock.now();
+        tracing::warn!(%error, claims, "renewal failed; trying again until the deadline");
+        for tenure in tenures {
+            tenure.failed(now, error);
+        }
+        self.observe(Measure::RenewalFailed { claims, error });
     }
 
     /// Reports a tenure that was just lost, and takes what may be left of it out of the store.
@@ -585,7 +614,7 @@ pub(crate) async fn part(
         Some(ttl) => {
             let key = parting.key.clone();
             let answers = engine.renew(&[Renewal { key, ttl, patience: ttl }]).await?;
-            Ok(match answers.into_iter().next() {
+            Ok(match answers.into_iter().next().transpose()? {
                 Some(Standing::Out { by: Some(holder), .. }) => Released::TakenBy(holder),
                 Some(Standing::Out { .. }) => Released::AlreadyExpired,
                 _ => Released::Released,

@@ -431,11 +431,11 @@ impl Engine for Memory {
         }
     }
 
-    async fn renew(&self, renewals: &[Renewal]) -> Result<Vec<Standing>> {
+    async fn renew(&self, renewals: &[Renewal]) -> Result<Vec<Result<Standing>>> {
         if self.store.meddling.any.load(Ordering::Acquire) {
             self.store.meddle(renewals).await?;
         }
-        Ok(renewals.iter().map(|renewal| self.store.renew(renewal)).collect())
+        Ok(renewals.iter().map(|renewal| Ok(self.store.renew(renewal))).collect())
     }
 
     async fn release(&self, keys: &[ClaimKey]) -> Result<Vec<Released>> {

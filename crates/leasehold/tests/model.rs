@@ -239,7 +239,7 @@ impl Run {
                 prop_assert_eq!(answers.len(), renewals.len());
                 for (renewal, answer) in renewals.iter().zip(answers) {
                     let expected = self.reference.renew(renewal);
-                    self.compare(&renewal.key.name, answer, expected)?;
+                    self.compare(&renewal.key.name, answer.expect("an answer"), expected)?;
                 }
                 Ok(())
             }

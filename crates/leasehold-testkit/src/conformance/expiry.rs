@@ -67,7 +67,7 @@ async fn renewal_keeps_the_fence(lab: Arc<dyn Harness>) -> Outcome {
     let Standing::Held { fence, .. } = engine.claim(&asked).await? else { panic!("it is free") };
     for _ in 0..3 {
         let answers = engine.renew(&[renewal(&asked)]).await?;
-        let [Standing::Held { fence: renewed, remaining }] = answers.as_slice() else {
+        let [Ok(Standing::Held { fence: renewed, remaining })] = answers.as_slice() else {
             panic!("renewed to {answers:?}");
         };
         assert_eq!(*renewed, fence);
@@ -85,11 +85,11 @@ async fn expired_claim_is_not_renewed_back_to_life(lab: Arc<dyn Harness>) -> Out
     until_free(&client, name).await?;
     asked.ttl = LONG;
     let answers = engine.renew(&[renewal(&asked)]).await?;
-    assert!(matches!(answers.as_slice(), [Standing::Out { by: None, .. }]), "{answers:?}");
+    assert!(matches!(answers.as_slice(), [Ok(Standing::Out { by: None, .. })]), "{answers:?}");
     assert!(client.show(name).await?.is_none());
     let lease = client.mutex(name).ttl(LONG).try_lock().await?.expect("it is free");
     let answers = engine.renew(&[renewal(&asked)]).await?;
-    let [Standing::Out { by: Some(by), .. }] = answers.as_slice() else {
+    let [Ok(Standing::Out { by: Some(by), .. })] = answers.as_slice() else {
         panic!("renewed to {answers:?}");
     };
     assert_eq!(by, client.holder());

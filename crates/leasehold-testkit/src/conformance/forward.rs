@@ -29,7 +29,7 @@ impl Engine for Forward {
         self.0.wait(key).await
     }
 
-    async fn renew(&self, renewals: &[Renewal]) -> Result<Vec<Standing>> {
+    async fn renew(&self, renewals: &[Renewal]) -> Result<Vec<Result<Standing>>> {
         self.0.renew(renewals).await
     }
 

@@ -93,7 +93,7 @@ async fn renewal_with_a_wrong_token_changes_nothing(lab: Arc<dyn Harness>) -> Ou
     let stranger = claim(name, Mode::Exclusive, LONG * 2)?;
     let answers = engine.renew(&[renewal(&stranger)]).await?;
     assert!(
-        matches!(answers.as_slice(), [Standing::Out { by: Some(by), .. }] if by == client.holder()),
+        matches!(answers.as_slice(), [Ok(Standing::Out { by: Some(by), .. })] if by == client.holder()),
         "{answers:?}"
     );
     let seen = line(&client, name).await?;

@@ -133,9 +133,9 @@ impl Engine for Etcd {
         }
     }
 
-    async fn renew(&self, renewals: &[Renewal]) -> Result<Vec<Standing>> {
+    async fn renew(&self, renewals: &[Renewal]) -> Result<Vec<Result<Standing>>> {
         self.employ_janitor();
-        keep::renew(&self.inner, renewals).await
+        Ok(keep::renew(&self.inner, renewals).await?.into_iter().map(Ok).collect())
     }
 
     async fn release(&self, keys: &[ClaimKey]) -> Result<Vec<Released>> {

@@ -187,7 +187,7 @@ impl Engine for Troubled {
         self.through(Verb::Wait, self.engine.wait(key)).await
     }
 
-    async fn renew(&self, renewals: &[Renewal]) -> Result<Vec<Standing>> {
+    async fn renew(&self, renewals: &[Renewal]) -> Result<Vec<Result<Standing>>> {
         self.through(Verb::Renew, self.engine.renew(renewals)).await
     }
 

@@ -97,7 +97,7 @@ impl Engine for Retry {
         self.engine.wait(key).await
     }
 
-    async fn renew(&self, renewals: &[Renewal]) -> Result<Vec<Standing>> {
+    async fn renew(&self, renewals: &[Renewal]) -> Result<Vec<Result<Standing>>> {
         self.engine.renew(renewals).await
     }
 

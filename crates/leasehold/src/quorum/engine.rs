@@ -263,7 +263,7 @@ impl Inner {
         let renewal = Renewal { key: key.clone(), ttl: *ttl, patience: *patience };
         let standings = self.renew(&[renewal]).await?;
         let out = Standing::Out { ahead: 0, retry_in: Duration::ZERO, by: None };
-        Ok(standings.into_iter().next().unwrap_or(out))
+        standings.into_iter().next().unwrap_or(Ok(out))
     }
 
     /// Starts the time of one claim anew at all nodes, and hears how it stands there.
@@ -298,7 +298,7 @@ impl Engine for Quorum {
         Ok(if kept_until >= promised_until { Wake::Holds { fence } } else { Wake::Ask })
     }
 
-    async fn renew(&self, renewals: &[Renewal]) -> Result<Vec<Standing>> {
+    async fn renew(&self, renewals: &[Renewal]) -> Result<Vec<Result<Standing>>> {
         for renewal in renewals {
             self.inner.check_ttl(renewal.ttl)?;
         }

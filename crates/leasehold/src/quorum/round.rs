@@ -47,7 +47,10 @@ struct Round {
 
 impl Inner {
     /// Keeps claims alive: all of them in one exchange with each node.
-    pub(super) async fn renew(self: &Arc<Self>, renewals: &[Renewal]) -> Result<Vec<Standing>> {
+    pub(super) async fn renew(
+        self: &Arc<Self>,
+        renewals: &[Renewal],
+    ) -> Result<Vec<Result<Standing>>> {
         let begun = SystemClock.now();
         let items = renewals.iter().map(|renewal| self.item(renewal)).collect();
         let (inner, causes) = (Arc::clone(self), vec![None; self.nodes.len()]);
@@ -146,7 +149,7 @@ impl Inner {
 }
 
 impl Round {
-    async fn run(mut self, answer: oneshot::Sender<Result<Vec<Standing>>>) {
+    async fn run(mut self, answer: oneshot::Sender<Result<Vec<Result<Standing>>>>) {
         let inner = Arc::clone(&self.inner);
         let renewals: Vec<Renewal> = self.items.iter().map(|item| item.renewal.clone()).collect();
         let keep = |node: usize| {
@@ -219,24 +222,27 @@ impl Round {
         all_in || self.items.iter().all(decided)
     }
 
-    fn standings(&mut self) -> Result<Vec<Standing>> {
+    fn standings(&mut self) -> Result<Vec<Result<Standing>>> {
         let lost = |item: &Item| match &item.subject {
             Subject::Lease(_, tally) => matches!(tally.verdict(), Renewed::Lost { .. }),
             _ => false,
         };
         if self.answered < self.inner.majority() && !self.items.iter().all(lost) {
-            let causes = self.causes.iter().cloned();
-            let causes = causes.map(|cause| cause.unwrap_or(Cause::Granted)).collect();
-            return Err(self.inner.no_majority(causes));
+            return Err(self.unsure());
         }
         Ok(self.items.iter().map(|item| self.standing(item)).collect())
     }
 
-    fn standing(&self, item: &Item) -> Standing {
+    fn unsure(&self) -> Error {
+        let causes = self.causes.iter().cloned();
+        self.inner.no_majority(causes.map(|cause| cause.unwrap_or(Cause::Granted)).collect())
+    }
+
+    fn standing(&self, item: &Item) -> Result<Standing> {
         match &item.subject {
             Subject::Lease(attempt, tally) => self.lease(attempt, tally, &item.renewal),
-            Subject::Waiting(attempt) => self.waiting(attempt, &item.renewal),
-            Subject::Unknown(answers) => self.unknown(answers, &item.renewal),
+            Subject::Waiting(attempt) => Ok(self.waiting(attempt, &item.renewal)),
+            Subject::Unknown(answers) => Ok(self.unknown(answers, &item.renewal)),
         }
     }
 
@@ -245,25 +251,28 @@ impl Round {
         kept_until.since(self.begun).min(renewal.ttl)
     }
 
-    fn lease(&self, attempt: &Arc<Attempt>, tally: &RenewalTally, renewal: &Renewal) -> Standing {
+    fn lease(
+        &self,
+        attempt: &Arc<Attempt>,
+        tally: &RenewalTally,
+        renewal: &Renewal,
+    ) -> Result<Standing> {
         let mut state = attempt.state();
-        let Phase::Held { fence, kept_until } = state.phase else {
-            return out(None);
+        let Phase::Held { fence, .. } = state.phase else {
+            return Ok(out(None));
         };
         match tally.verdict() {
             Renewed::Kept { kept_until } => {
                 state.phase = Phase::Held { fence, kept_until };
-                Standing::Held { fence, remaining: self.left(kept_until, renewal) }
+                Ok(Standing::Held { fence, remaining: self.left(kept_until, renewal) })
             }
             Renewed::Lost { by } => {
                 drop(state);
                 self.inner.end(attempt);
-                out(by)
+                Ok(out(by))
             }
             // Nothing is known anew; what was known before stays.
-            Renewed::Pending | Renewed::Unsure => {
-                Standing::Held { fence, remaining: self.left(kept_until, renewal) }
-            }
+            Renewed::Pending | Renewed::Unsure => Err(self.unsure()),
         }
     }
 

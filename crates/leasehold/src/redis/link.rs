@@ -4,7 +4,7 @@
 //! own, has its own connection, and a caller who blocks his runtime blocks nobody else.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -20,10 +20,7 @@ use crate::error::Result;
 use super::failure;
 use super::mailbox::Mailbox;
 use super::scripts::Call;
-use super::shape::Shape;
-
-/// Calls in flight at a time when a batch goes to a Cluster.
-const IN_FLIGHT_MAX: usize = 256;
+use super::shape::{Shape, unreachable};
 
 /// A connection is not used again after somebody gave up waiting for an answer for this long: it
 /// may be one whose other end is gone without a word. As short as the shortest wait for a renewal,
@@ -54,7 +51,6 @@ pub(super) struct Links {
     store: String,
     pub(super) belfry: Arc<Belfry>,
     desks: Mutex<HashMap<Id, Arc<Desk>>>,
-    generation: AtomicU64,
     /// Whether the run of the server's process is asked for on opening a connection.
     asks_run_id: bool,
 }
@@ -70,9 +66,11 @@ struct Open {
 }
 
 /// What a client has on one runtime.
-#[derive(Default)]
 struct Desk {
+    shape: Arc<Shape>,
     connection: Mutex<Option<Open>>,
+    /// Whether another connection is being opened while the present one is still in use.
+    replacing: AtomicBool,
     mailbox: Mutex<Option<Mailbox>>,
     /// Held by whoever opens a connection, so that the others wait for the same one.
     opening: tokio::sync::Mutex<()>,
@@ -91,7 +89,6 @@ impl Links {
             store,
             belfry: Arc::default(),
             desks: Mutex::default(),
-            generation: AtomicU64::new(0),
             asks_run_id: false,
         }
     }
@@ -135,7 +132,7 @@ impl Links {
         let attempt = async {
             let (desk, open) = self.connection().await?;
             let generation = open.generation;
-            let pending = Pending::begin(&desk, generation);
+            let pending = Pending::begin(Arc::clone(&desk), generation);
             let answers = match open.connection {
                 Connection::One(mut one) => one.req_packed_commands(pipeline, 0, count).await,
                 Connection::Cluster(mut all) => all.req_packed_commands(pipeline, 0, count).await,
@@ -158,21 +155,52 @@ impl Links {
         }
     }
 
-    /// Calls scripts for several names: in one exchange with one server, side by side in a
-    /// Cluster.
+    /// Calls scripts for several names, all or nothing: for what can be repeated as a whole.
     pub(super) async fn call_all(&self, calls: &[Call]) -> Result<Vec<Value>> {
         if self.shape.is_cluster() {
-            let mut answers = Vec::with_capacity(calls.len());
-            for some in calls.chunks(IN_FLIGHT_MAX) {
-                let mut going = Vec::with_capacity(some.len());
-                for call in some {
-                    going.push(self.call(call));
-                }
-                answers.extend(join_all(going).await);
-            }
             // All are sent before a failure counts: what one node refuses, others must still get.
-            return answers.into_iter().collect();
+            return self.call_side_by_side(calls, None).await.into_iter().collect();
         }
+        self.call_together(calls).await
+    }
+
+    /// Calls scripts for several names: in one exchange with one server; side by side in a
+    /// Cluster, where a node that is silent for `limit` keeps only its own names' answers.
+    pub(super) async fn call_each(
+        &self,
+        calls: &[Call],
+        limit: Duration,
+    ) -> Result<Vec<Result<Value>>> {
+        if self.shape.is_cluster() {
+            return Ok(self.call_side_by_side(calls, Some(limit)).await);
+        }
+        Ok(self.call_together(calls).await?.into_iter().map(Ok).collect())
+    }
+
+    /// The calls are as many as their caller has at once; to send some later would let them wait
+    /// for a node that is not theirs.
+    async fn call_side_by_side(
+        &self,
+        calls: &[Call],
+        limit: Option<Duration>,
+    ) -> Vec<Result<Value>> {
+        let mut going = Vec::with_capacity(calls.len());
+        for call in calls {
+            going.push(self.call_within(call, limit));
+        }
+        join_all(going).await
+    }
+
+    async fn call_within(&self, call: &Call, limit: Option<Duration>) -> Result<Value> {
+        let Some(limit) = limit else { return self.call(call).await };
+        match tokio::time::timeout(limit, self.call(call)).await {
+            Ok(answer) => answer,
+            Err(_late) => Err(self.translate(&unreachable("no answer in time"))),
+        }
+    }
+
+    /// Calls scripts in one exchange with one server.
+    async fn call_together(&self, calls: &[Call]) -> Result<Vec<Value>> {
         if let [call] = calls {
             return Ok(vec![self.call(call).await?]);
         }
@@ -242,8 +270,7 @@ impl Links {
             true => Some(run_id(&mut connection).await?),
             false => None,
         };
-        let generation = self.generation.fetch_add(1, Ordering::Relaxed);
-        let open = Open { generation, connection, run_id };
+        let open = Open { generation: next_generation(), connection, run_id };
         *lock(&desk.connection) = Some(open.clone());
         drop(turn);
         Ok((desk, open))
@@ -256,13 +283,14 @@ impl Links {
         }
         // Runtimes that ended took the tasks of their mailboxes with them.
         desks.retain(|_, desk| !desk.is_orphaned());
-        Arc::clone(desks.entry(Handle::current().id()).or_default())
+        let desk = desks.entry(Handle::current().id());
+        Arc::clone(desk.or_insert_with(|| Arc::new(Desk::new(Arc::clone(&self.shape)))))
     }
 }
 
 impl Open {
-    async fn run(&self, desk: &Desk, command: &Cmd) -> RedisResult<Value> {
-        let pending = Pending::begin(desk, self.generation);
+    async fn run(&self, desk: &Arc<Desk>, command: &Cmd) -> RedisResult<Value> {
+        let pending = Pending::begin(Arc::clone(desk), self.generation);
         let answer = self.connection.clone().run(command).await;
         pending.answered();
         if let Err(error) = &answer {
@@ -280,7 +308,23 @@ async fn run_id(connection: &mut Connection) -> RedisResult<Arc<str>> {
     Ok(run.unwrap_or_default().into())
 }
 
+/// A number for a connection, so that nobody drops another one than he used.
+fn next_generation() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
 impl Desk {
+    fn new(shape: Arc<Shape>) -> Self {
+        Self {
+            shape,
+            connection: Mutex::default(),
+            replacing: AtomicBool::new(false),
+            mailbox: Mutex::default(),
+            opening: tokio::sync::Mutex::default(),
+        }
+    }
+
     fn current(&self) -> Option<Open> {
         lock(&self.connection).clone()
     }
@@ -293,30 +337,54 @@ impl Desk {
         lock(&self.mailbox).as_ref().is_some_and(Mailbox::is_over)
     }
 
-    fn drop_spoilt(&self, generation: u64, error: &RedisError) {
+    fn drop_spoilt(self: &Arc<Self>, generation: u64, error: &RedisError) {
         if failure::spoils_connection(error) {
             self.drop_connection(generation);
         }
     }
 
-    fn drop_connection(&self, generation: u64) {
+    /// Does not use a connection again. That of a Cluster leads to many nodes, of which one has
+    /// failed: it stays in use for the others until there is a new one.
+    fn drop_connection(self: &Arc<Self>, generation: u64) {
         let mut connection = lock(&self.connection);
-        if connection.as_ref().is_some_and(|open| open.generation == generation) {
-            *connection = None;
+        if connection.as_ref().is_none_or(|open| open.generation != generation) {
+            return;
         }
+        match Handle::try_current() {
+            Ok(runtime) if self.shape.is_cluster() => {
+                if !self.replacing.swap(true, Ordering::AcqRel) {
+                    runtime.spawn(Arc::clone(self).replace(generation));
+                }
+            }
+            _ => *connection = None,
+        }
+    }
+
+    async fn replace(self: Arc<Self>, generation: u64) {
+        match self.shape.connect().await {
+            Ok(connection) => {
+                let fresh = Open { generation: next_generation(), connection, run_id: None };
+                let mut current = lock(&self.connection);
+                if current.as_ref().is_some_and(|open| open.generation == generation) {
+                    *current = Some(fresh);
+                }
+            }
+            Err(error) => tracing::debug!(%error, "no new connection to the Cluster yet"),
+        }
+        self.replacing.store(false, Ordering::Release);
     }
 }
 
 /// An exchange under way. Dropped without an answer, it was given up by whoever waited for it.
-struct Pending<'a> {
-    desk: &'a Desk,
+struct Pending {
+    desk: Arc<Desk>,
     generation: u64,
     since: Instant,
     answered: bool,
 }
 
-impl<'a> Pending<'a> {
-    fn begin(desk: &'a Desk, generation: u64) -> Self {
+impl Pending {
+    fn begin(desk: Arc<Desk>, generation: u64) -> Self {
         Self { desk, generation, since: Instant::now(), answered: false }
     }
 
@@ -325,7 +393,7 @@ impl<'a> Pending<'a> {
     }
 }
 
-impl Drop for Pending<'_> {
+impl Drop for Pending {
     fn drop(&mut self) {
         if !self.answered && self.since.elapsed() >= SILENCE_MAX {
             self.desk.drop_connection(self.generation);

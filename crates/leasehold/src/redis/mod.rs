@@ -249,7 +249,7 @@ impl Engine for Redis {
         Ok(if self.inner.wait_for.is_some() { Wake::Ask } else { wake })
     }
 
-    async fn renew(&self, renewals: &[Renewal]) -> Result<Vec<Standing>> {
+    async fn renew(&self, renewals: &[Renewal]) -> Result<Vec<Result<Standing>>> {
         let inner = &*self.inner;
         let mut calls = Vec::with_capacity(renewals.len());
         for Renewal { key, ttl, patience } in renewals {
@@ -262,16 +262,18 @@ impl Engine for Redis {
                 .shown(millis(*patience));
             calls.push(call);
         }
-        let mut standings = Vec::with_capacity(renewals.len());
-        for (answer, renewal) in inner.links.call_all(&calls).await?.into_iter().zip(renewals) {
-            let (answer, expired) = inner.understood(answer::standing(answer, renewal.ttl))?;
+        // Those that are answered must be told before the caller gives them all up.
+        let limit = Renewal::limit(renewals) * 3 / 4;
+        let answers = inner.links.call_each(&calls, limit).await?;
+        let standing = |(answer, renewal): (Result<Value>, &Renewal)| {
+            let (answer, expired) = inner.understood(answer::standing(answer?, renewal.ttl))?;
             inner.note_expired(expired);
-            standings.push(match answer {
-                Answer::Stands(standing) => standing,
-                _ => return inner.understood(Err(Odd)),
-            });
-        }
-        Ok(standings)
+            match answer {
+                Answer::Stands(standing) => Ok(standing),
+                _ => inner.understood(Err(Odd)),
+            }
+        };
+        Ok(answers.into_iter().zip(renewals).map(standing).collect())
     }
 
     async fn release(&self, keys: &[ClaimKey]) -> Result<Vec<Released>> {

@@ -335,9 +335,11 @@ impl Engine for Sqlite {
         }
     }
 
-    async fn renew(&self, renewals: &[Renewal]) -> Result<Vec<Standing>> {
+    async fn renew(&self, renewals: &[Renewal]) -> Result<Vec<Result<Standing>>> {
         self.inner
-            .write_behind(|verb| renewals.iter().map(|renewal| verb.renew(renewal)).collect())
+            .write_behind(|verb| {
+                renewals.iter().map(|renewal| verb.renew(renewal).map(Ok)).collect()
+            })
             .await
     }
 

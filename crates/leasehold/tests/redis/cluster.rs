@@ -111,8 +111,8 @@ async fn f67_names_with_braces_in_any_arrangement_keep_to_one_slot() {
         held(&engine, &one).await;
         queued(&other, &two).await;
         let answers = engine.renew(&[renewal(&one), renewal(&two)]).await.expect("an answer");
-        assert!(matches!(answers[0], Standing::Held { .. }), "{name}: {answers:?}");
-        assert!(matches!(answers[1], Standing::Queued { .. }), "{name}: {answers:?}");
+        assert!(matches!(answers[0], Ok(Standing::Held { .. })), "{name}: {answers:?}");
+        assert!(matches!(answers[1], Ok(Standing::Queued { .. })), "{name}: {answers:?}");
         let query = Query::name(one.key.name.clone());
         assert_eq!(other.inspect(&query).await.expect("an answer").lines.len(), 1, "{name}");
         engine.release(&[one.key]).await.expect("an answer");
@@ -202,4 +202,42 @@ async fn f66_node_that_stalls_is_an_error_in_time_and_loses_the_lease_by_the_loc
     }
     let next = soon("a grant", one.mutex(&there).lock()).await.expect("a grant");
     assert!(next.fence() > lease.fence());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn silent_node_of_a_cluster_holds_up_only_its_own_names() {
+    let group = cluster().await;
+    for server in group.servers() {
+        told(server, &["CONFIG", "SET", "cluster-require-full-coverage", "no"]);
+    }
+    let one = early_client(group.url()).await;
+    let mut leases = Vec::new();
+    for number in 0..12 {
+        let mutex = one.mutex(format!("name {number}")).ttl(Duration::from_secs(4));
+        leases.push(mutex.lock().await.expect("free"));
+    }
+    for lease in &leases {
+        until_renewed(lease).await;
+    }
+    let (silent, _slot) = place(&group, "lock:name 0");
+    let is_there = |lease: &leasehold::Lease| {
+        let key = format!("lock:{}", lease.name());
+        silent.redis(&["TYPE", &key]).is_ok()
+    };
+    let (gone, kept): (Vec<_>, Vec<_>) = leases.into_iter().partition(is_there);
+    assert!(!kept.is_empty(), "all names are at one node");
+    silent.stop_process().expect("it stops");
+    for lease in &gone {
+        assert_eq!(soon("the loss", lease.lost()).await, LostCause::Unreachable);
+    }
+    for lease in &kept {
+        assert_eq!(lease.state(), LeaseState::Held, "{}", lease.name());
+        until_renewed(lease).await;
+    }
+    for lease in kept {
+        let name = lease.name().to_string();
+        assert_eq!(soon("an answer", lease.release()).await.expect("one"), Released::Released);
+        let again = one.mutex(&name).ttl(LONG);
+        assert!(soon("an answer", again.try_lock()).await.expect("one").is_some(), "{name}");
+    }
 }

@@ -20,7 +20,7 @@ fn feed(server: &Server) {
 
 async fn is_held(engine: &impl Engine, claim: &Claim) -> bool {
     let answers = engine.renew(&[renewal(claim)]).await.expect("renewing needs no memory");
-    matches!(answers[0], Standing::Held { .. })
+    matches!(answers[0], Ok(Standing::Held { .. }))
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

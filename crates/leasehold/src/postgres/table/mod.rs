@@ -206,7 +206,7 @@ impl Engine for LeaseTable {
         }
     }
 
-    async fn renew(&self, renewals: &[Renewal]) -> Result<Vec<Standing>> {
+    async fn renew(&self, renewals: &[Renewal]) -> Result<Vec<Result<Standing>>> {
         let inner = &self.inner;
         let (names, tokens) = Inner::columns(renewals.iter().map(|renewal| &renewal.key));
         let ttls: Vec<i64> = renewals.iter().map(|renewal| micros(renewal.ttl)).collect();
@@ -218,7 +218,7 @@ impl Engine for LeaseTable {
             (&patiences, Type::INT8_ARRAY),
         ];
         let rows = inner.query(&inner.statements.renew, &arguments).await?;
-        in_place(&inner.settings.store, renewals.len(), &rows, |answer| answer.standing())
+        in_place(&inner.settings.store, renewals.len(), &rows, |answer| answer.standing().map(Ok))
     }
 
     async fn release(&self, keys: &[ClaimKey]) -> Result<Vec<Released>> {
