@@ -30,6 +30,9 @@ const FIRST_ANSWER: Duration = Duration::from_millis(250);
 /// The pause before asking again when no bell can be waited for.
 const BELL_RETRY: Duration = Duration::from_millis(250);
 
+/// The deadline of whoever does not wait.
+pub(crate) const AT_ONCE: Moment = Moment::from_nanos(0);
+
 /// A claim to be made: its options, and the ways to wait for it.
 ///
 /// Made by [`Client::claim`]; [`Mutex`](crate::Mutex) is this with exclusive mode. It can be used
@@ -44,6 +47,7 @@ pub struct Request {
     renew: bool,
     hold_at_most: Option<Duration>,
     hold_at_least: Option<Duration>,
+    lock_delay: Duration,
     reentrant: bool,
     alone: bool,
 }
@@ -63,6 +67,7 @@ impl Request {
             renew: true,
             hold_at_most: None,
             hold_at_least: None,
+            lock_delay: Duration::ZERO,
             reentrant: false,
             alone: false,
         }
@@ -107,6 +112,16 @@ impl Request {
         self
     }
 
+    /// Keeps the name closed for this long after the lease was lost, by a crash, a cut or a pause:
+    /// for resources that cannot check fences, so that what the old holder still has on its way
+    /// arrives before the next one begins. A lease that is given back is free at once.
+    ///
+    /// Together with the ttl at most 24 h. It makes waiting for the lock one exchange longer.
+    pub fn lock_delay(mut self, span: Duration) -> Self {
+        self.lock_delay = span;
+        self
+    }
+
     /// Lets the same client enter again while it holds: same fence, counted.
     pub fn reentrant(mut self) -> Self {
         self.reentrant = true;
@@ -139,7 +154,7 @@ impl Request {
     ///
     /// As [`acquire`](Self::acquire).
     pub async fn try_acquire(&self) -> Result<Option<Lease>> {
-        self.acquire_until(Some(Moment::from_nanos(0))).await
+        self.acquire_until(Some(AT_ONCE)).await
     }
 
     /// Waits for at most `span`; `None` if it was not granted by then.
@@ -152,30 +167,9 @@ impl Request {
         self.acquire_until(Some(deadline)).await
     }
 
-    async fn acquire_until(&self, deadline: Option<Moment>) -> Result<Option<Lease>> {
-        let name = self.name.clone()?;
-        let ttl = Ttl::new(self.ttl)?;
-        let mode = self.mode.checked()?;
-        let note = Note::new(&self.note)?;
-        self.check_spans()?;
-        let inner = &self.client.inner;
-        let claim = Claim {
-            key: ClaimKey { name, token: Token::random() },
-            mode,
-            holder: self.client.anchor().0.holder.clone(),
-            note,
-            ttl: ttl.get(),
-            patience: ttl.patience(),
-            join: deadline != Some(Moment::from_nanos(0)),
-        };
-        let terms = Terms {
-            ttl,
-            renew: self.renew,
-            renew_at_percent: inner.renew_at_percent,
-            hold_at_most: self.hold_at_most,
-            hold_at_least: self.hold_at_least,
-        };
-        let begun = inner.keeper.clock.now();
+    pub(crate) async fn acquire_until(&self, deadline: Option<Moment>) -> Result<Option<Lease>> {
+        let (claim, terms) = self.checked(deadline != Some(AT_ONCE))?;
+        let begun = self.client.inner.keeper.clock.now();
         let client = &self.client;
         let acquiring = Acquiring { client, claim: &claim, alone: self.alone, deadline, begun };
         if self.reentrant {
@@ -187,6 +181,50 @@ impl Request {
         }
     }
 
+    /// A claim of this request and its terms, if the options keep to the rules.
+    pub(crate) fn checked(&self, join: bool) -> Result<(Claim, Terms)> {
+        let name = self.name.clone()?;
+        let ttl = Ttl::new(self.ttl)?;
+        let mode = self.mode.checked()?;
+        let note = Note::new(&self.note)?;
+        self.check_spans()?;
+        let terms = Terms {
+            ttl,
+            renew: self.renew,
+            renew_at_percent: self.client.inner.renew_at_percent,
+            hold_at_most: self.hold_at_most,
+            hold_at_least: self.hold_at_least,
+            delay: self.lock_delay,
+        };
+        let claim = Claim {
+            key: ClaimKey { name, token: Token::random() },
+            mode,
+            holder: self.client.anchor().0.holder.clone(),
+            note,
+            ttl: terms.kept(),
+            patience: ttl.patience(),
+            join,
+        };
+        Ok((claim, terms))
+    }
+
+    /// Whether this is about the same client, name and mode as another request.
+    pub(crate) fn is_like(&self, other: &Request) -> bool {
+        self.name == other.name && self.mode == other.mode && self.client.is_same(&other.client)
+    }
+
+    pub(crate) fn client(&self) -> &Client {
+        &self.client
+    }
+
+    pub(crate) fn name(&self) -> std::result::Result<&Name, crate::error::Invalid> {
+        self.name.as_ref().map_err(Clone::clone)
+    }
+
+    pub(crate) fn is_reentrant(&self) -> bool {
+        self.reentrant
+    }
+
     fn check_spans(&self) -> Result<()> {
         for span in [self.hold_at_least, self.hold_at_most].into_iter().flatten() {
             if span.is_zero() || span > Ttl::MAX {
@@ -195,6 +233,10 @@ impl Request {
                     rule: "longer than nothing and at most 24 h",
                 }));
             }
+        }
+        if self.ttl.saturating_add(self.lock_delay) > Ttl::MAX {
+            let (what, rule) = ("ttl and lock delay", "together at most 24 h");
+            return Err(Error::Invalid(crate::error::Invalid::Setting { what, rule }));
         }
         Ok(())
     }
@@ -250,9 +292,7 @@ impl Acquiring<'_> {
     async fn run(&self, terms: Terms) -> Result<Option<Lease>> {
         let claim = self.claim;
         let keeper = &self.client.inner.keeper;
-        let tenure = Arc::new(Tenure::new(claim.key.clone(), terms, self.begun));
-        keeper.enter(&tenure)?;
-        let mut stay = Stay { keeper, tenure, waiting: false, settled: false };
+        let mut stay = Stay::begin(keeper, claim.key.clone(), terms, self.begun)?;
         let mut sent = self.begun;
         loop {
             let standing = match self.deadline {
@@ -276,7 +316,8 @@ impl Acquiring<'_> {
                         let took = now.since(sent);
                         return Err(Error::TooSlow { name: claim.key.name.clone(), took });
                     };
-                    return Ok(Some(self.granted(claim, stay, fence, (now, due))));
+                    let times = (self.begun, now, due);
+                    return Ok(Some(stay.granted(self.client, claim, fence, times)));
                 }
                 Standing::Queued { retry_in, .. } => {
                     stay.wait_begins();
@@ -292,7 +333,8 @@ impl Acquiring<'_> {
                         Some(Wake::Holds { fence }) => {
                             let now = keeper.clock.now();
                             if let Some(due) = stay.tenure.hold_by_bell(fence, now) {
-                                return Ok(Some(self.granted(claim, stay, fence, (now, due))));
+                                let times = (self.begun, now, due);
+                                return Ok(Some(stay.granted(self.client, claim, fence, times)));
                             }
                         }
                     }
@@ -325,23 +367,6 @@ impl Acquiring<'_> {
         let waited = keeper.clock.now().since(self.begun);
         let cause = format!("no answer within {waited:?}");
         Error::Unreachable { store: keeper.engine.info().store.clone(), cause }
-    }
-
-    fn granted(
-        &self,
-        claim: &Claim,
-        mut stay: Stay<'_>,
-        fence: u64,
-        (now, due): (Moment, Moment),
-    ) -> Lease {
-        stay.settled = true;
-        let keeper = &self.client.inner.keeper;
-        keeper.expect_at(due);
-        keeper.counters.acquired();
-        let waited = now.since(self.begun);
-        let (name, mode) = (&claim.key.name, claim.mode);
-        keeper.observe(Measure::Granted { name, mode, waited });
-        Lease::new(self.client, Arc::clone(&stay.tenure), fence)
     }
 
     /// Waits until the claim holds or it is worth asking again; `None` when the caller's time is
@@ -421,14 +446,42 @@ impl Acquiring<'_> {
 }
 
 /// Makes sure that a claim which does not become a lease leaves nothing behind.
-struct Stay<'a> {
+pub(crate) struct Stay<'a> {
     keeper: &'a Arc<Keeper>,
-    tenure: Arc<Tenure>,
+    pub(crate) tenure: Arc<Tenure>,
     waiting: bool,
     settled: bool,
 }
 
-impl Stay<'_> {
+impl<'a> Stay<'a> {
+    /// Takes a claim into care before it is sent.
+    pub(crate) fn begin(
+        keeper: &'a Arc<Keeper>,
+        key: ClaimKey,
+        terms: Terms,
+        now: Moment,
+    ) -> Result<Self> {
+        let tenure = Arc::new(Tenure::new(key, terms, now));
+        keeper.enter(&tenure)?;
+        Ok(Self { keeper, tenure, waiting: false, settled: false })
+    }
+
+    /// The claim holds since `now`, having been asked for at `begun`; it is renewed from `due` on.
+    pub(crate) fn granted(
+        mut self,
+        client: &Client,
+        claim: &Claim,
+        fence: u64,
+        (begun, now, due): (Moment, Moment, Moment),
+    ) -> Lease {
+        self.settled = true;
+        self.keeper.expect_at(due);
+        self.keeper.counters.acquired();
+        let (name, mode, waited) = (&claim.key.name, claim.mode, now.since(begun));
+        self.keeper.observe(Measure::Granted { name, mode, waited });
+        Lease::new(client, Arc::clone(&self.tenure), fence)
+    }
+
     fn wait_begins(&mut self) {
         if !self.waiting {
             self.waiting = true;
@@ -439,7 +492,7 @@ impl Stay<'_> {
     }
 
     /// The claim never entered the line.
-    fn forget(mut self) {
+    pub(crate) fn forget(mut self) {
         self.keeper.forget(&self.tenure);
         self.settled = true;
     }

@@ -184,6 +184,10 @@ impl Client {
         ClientBuilder::default()
     }
 
+    pub(crate) fn is_same(&self, other: &Client) -> bool {
+        Arc::ptr_eq(&self.inner, &other.inner)
+    }
+
     pub(crate) fn anchor(&self) -> &Anchor {
         &self.anchors[lane()]
     }
@@ -305,6 +309,7 @@ impl Client {
             renew_at_percent: self.inner.renew_at_percent,
             hold_at_most: None,
             hold_at_least: None,
+            delay: Duration::ZERO,
         };
         let sent = keeper.clock.now();
         let tenure = Arc::new(Tenure::new(handle.key.clone(), terms, sent));

@@ -26,6 +26,11 @@ pub trait Engine: fmt::Debug + Send + Sync + 'static {
     /// Joins the line, asks how a claim stands, or confirms that it holds.
     async fn claim(&self, claim: &Claim) -> Result<Standing>;
 
+    /// Makes claims on different names in one exchange, so that all of them hold; `None` if one
+    /// would not, or the store cannot tell in one exchange, and then none is in its line. No claim
+    /// joins here.
+    async fn claim_all(&self, claims: &[Claim]) -> Result<Option<Vec<Standing>>>;
+
     /// Ends when the claim holds or it is worth asking again. A bell that rang since the last
     /// answer of `claim` counts; one that is lost is repaired by the heartbeat.
     async fn wait(&self, key: &ClaimKey) -> Result<Wake>;
@@ -107,6 +112,8 @@ pub struct Capabilities {
     pub shared: bool,
     /// Permits out of a limit.
     pub permits: bool,
+    /// `claim_all` can grant: several lines change in one exchange.
+    pub many: bool,
     /// Each claim has a time to live of its own.
     pub ttl_per_claim: bool,
     /// A lease can outlive the process that took it and be taken up by its handle.
@@ -127,6 +134,7 @@ impl Capabilities {
         fifo: true,
         shared: true,
         permits: true,
+        many: true,
         ttl_per_claim: true,
         detach: true,
         across_processes: true,

@@ -570,8 +570,9 @@ impl Keeper {
     fn mourn(&self, tenure: &Tenure, cause: &LostCause) {
         self.report_loss(tenure, cause);
         self.registry.leave(tenure);
-        if *cause == LostCause::Expired {
-            // In a moment the store finds that itself, and counts and tells it as what it is.
+        if *cause == LostCause::Expired || !tenure.life().terms.delay.is_zero() {
+            // In a moment the store finds that itself, and counts and tells it as what it is; or
+            // in a while, if the name is to stay closed.
             return;
         }
         let parting = Parting::of(tenure, &tenure.ended(Phase::Done));

@@ -246,6 +246,17 @@ impl<B> Line<B> {
         self.entries.iter().position(|entry| entry.token == *token)
     }
 
+    /// Whether a claim would hold if it were made now, or does already.
+    pub fn would_hold(&self, claim: &Claim) -> bool {
+        if let Some(index) = self.index(&claim.key.token) {
+            return index < self.holding();
+        }
+        let kind = self.entries.front().map(|first| first.mode.capacity());
+        kind.is_none_or(|capacity| capacity == claim.mode.capacity())
+            && self.entries.len() < CLAIMS_MAX
+            && self.fits_behind(claim.mode)
+    }
+
     fn fits_behind(&self, mode: Mode) -> bool {
         let before: u64 = self.entries.iter().map(|entry| u64::from(entry.mode.units())).sum();
         before + u64::from(mode.units()) <= u64::from(mode.capacity())

@@ -3,7 +3,7 @@
 //! For threads and tasks of one process, and for users' tests: on a virtual clock, with ways to
 //! expire a lease, fail a renewal or pause a holder on demand. Nothing outlives the process.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::hash::BuildHasher;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
@@ -210,8 +210,7 @@ impl Store {
     }
 
     fn shard(&self, hash: u64) -> MutexGuard<'_, Shard> {
-        // The table inside uses the lowest and the highest bits.
-        lock(&self.shards[(hash >> 24) as usize % SHARDS].0)
+        lock(&self.shards[shard_of(hash)].0)
     }
 
     /// Removes what has expired, tells of it, and rings those who hold now.
@@ -251,11 +250,39 @@ impl Store {
     }
 
     fn claim(&self, claim: &Claim) -> Result<Standing> {
+        let hash = self.hash(&claim.key.name);
+        self.claim_in(&mut self.shard(hash), hash, claim)
+    }
+
+    /// Holds the shards of all names together, in one order for everybody.
+    fn claim_all(&self, claims: &[Claim]) -> Result<Option<Vec<Standing>>> {
+        let now = self.clock.now();
+        let hashes: Vec<u64> = claims.iter().map(|claim| self.hash(&claim.key.name)).collect();
+        let mut shards: BTreeMap<usize, MutexGuard<'_, Shard>> = BTreeMap::new();
+        for index in hashes.iter().map(|hash| shard_of(*hash)).collect::<BTreeSet<_>>() {
+            shards.insert(index, lock(&self.shards[index].0));
+        }
+        for (claim, hash) in claims.iter().zip(&hashes) {
+            let shard = shards.get_mut(&shard_of(*hash));
+            let line = shard.and_then(|shard| shard.lines.get_mut(*hash, &claim.key.name));
+            let Some(line) = line else { continue };
+            self.refresh(&claim.key.name, line, now);
+            if !line.would_hold(claim) {
+                return Ok(None);
+            }
+        }
+        let mut standings = Vec::with_capacity(claims.len());
+        for (claim, hash) in claims.iter().zip(&hashes) {
+            if let Some(shard) = shards.get_mut(&shard_of(*hash)) {
+                standings.push(self.claim_in(shard, *hash, claim)?);
+            }
+        }
+        Ok(Some(standings))
+    }
+
+    fn claim_in(&self, shard: &mut Shard, hash: u64, claim: &Claim) -> Result<Standing> {
         let now = self.clock.now();
         let name = &claim.key.name;
-        let hash = self.hash(name);
-        let mut guard = self.shard(hash);
-        let shard = &mut *guard;
         let line = shard.lines.get_or_insert(&self.hasher, hash, name, now);
         self.refresh(name, line, now);
         let known = self.is_watched() && line.get(&claim.key.token).is_some();
@@ -410,6 +437,11 @@ impl Lines {
     }
 }
 
+/// The shard of a name. The table inside uses the lowest and the highest bits.
+fn shard_of(hash: u64) -> usize {
+    (hash >> 24) as usize % SHARDS
+}
+
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -422,6 +454,10 @@ impl Engine for Memory {
 
     async fn claim(&self, claim: &Claim) -> Result<Standing> {
         self.store.claim(claim)
+    }
+
+    async fn claim_all(&self, claims: &[Claim]) -> Result<Option<Vec<Standing>>> {
+        self.store.claim_all(claims)
     }
 
     async fn wait(&self, key: &ClaimKey) -> Result<Wake> {

@@ -47,6 +47,12 @@ impl Mutex {
         Self { request: self.request.hold_at_least(span) }
     }
 
+    /// Keeps the name closed for this long after the lease was lost by failure; see
+    /// [`Request::lock_delay`].
+    pub fn lock_delay(self, span: Duration) -> Self {
+        Self { request: self.request.lock_delay(span) }
+    }
+
     /// Lets the same client enter again while it holds: same fence, counted.
     pub fn reentrant(self) -> Self {
         Self { request: self.request.reentrant() }

@@ -41,6 +41,21 @@ pub(crate) struct Terms {
     pub(crate) renew_at_percent: u32,
     pub(crate) hold_at_most: Option<Duration>,
     pub(crate) hold_at_least: Option<Duration>,
+    /// How much longer the store keeps a lease than its owner may use it.
+    pub(crate) delay: Duration,
+}
+
+impl Terms {
+    /// How long the store is asked to keep the lease without another word.
+    pub(crate) fn kept(&self) -> Duration {
+        self.ttl.get() + self.delay
+    }
+
+    /// Until when its owner may use what the store keeps for `remaining` since `sent`.
+    fn safe(&self, remaining: Duration) -> Duration {
+        let own = remaining.saturating_sub(self.delay);
+        own - margin(remaining).min(own)
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -146,7 +161,8 @@ impl Tenure {
         let mut life = self.life();
         let patience = life.terms.ttl.patience();
         let deadline = life.beat + (patience - margin(patience));
-        if life.phase != Phase::Waiting || !life.terms.renew || now >= deadline {
+        let whole = life.terms.renew && life.terms.delay.is_zero();
+        if life.phase != Phase::Waiting || !whole || now >= deadline {
             return None;
         }
         life.phase = Phase::Held;
@@ -173,7 +189,7 @@ impl Tenure {
         now: Moment,
     ) -> Option<Moment> {
         let mut life = self.life();
-        let deadline = sent + (remaining - margin(remaining).min(remaining));
+        let deadline = sent + life.terms.safe(remaining);
         if !matches!(life.phase, Phase::Asking | Phase::Waiting) || now >= deadline {
             return None;
         }
@@ -254,7 +270,7 @@ impl Tenure {
                 let slack = life.terms.ttl.get() / 20;
                 if !life.in_flight && life.due - slack <= now {
                     let due = life.due;
-                    let ttl = life.terms.ttl.get();
+                    let ttl = life.terms.kept();
                     let patience = life.terms.ttl.patience();
                     let renewal = Renewal { key: self.key.clone(), ttl, patience };
                     Duty::Renew { renewal, due, end: life.end() }
@@ -281,7 +297,7 @@ impl Tenure {
             (Phase::Held, _) if sent < life.since => Answered::Kept,
             (Phase::Held, Standing::Held { remaining, .. }) => {
                 life.keep(sent, *remaining);
-                if ttl != life.terms.ttl.get() {
+                if ttl != life.terms.kept() {
                     // `extend` changed the ttl while this renewal was on its way.
                     life.due = sent;
                 }
@@ -367,7 +383,7 @@ impl Life {
         self.failures = 0;
         self.unreachable = false;
         self.provisional = false;
-        let safe = remaining - margin(remaining).min(remaining);
+        let safe = self.terms.safe(remaining);
         self.deadline = sent + safe;
         self.due = if self.terms.renew {
             sent + safe * self.terms.renew_at_percent / 100
@@ -396,7 +412,7 @@ impl Life {
         Ended {
             phase,
             since: self.since,
-            ttl: self.terms.ttl.get(),
+            ttl: self.terms.kept(),
             keep_until: self.terms.hold_at_least.map(|span| self.since + span),
         }
     }

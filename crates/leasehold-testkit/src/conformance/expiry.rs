@@ -24,6 +24,8 @@ super::cases! {
     store_keeps_a_claim_for_its_whole_ttl: ttl_per_claim,
     lease_is_kept_after_a_wait_whatever_its_ttl: ttl_per_claim,
     unrenewed_lease_has_its_whole_ttl_after_a_wait: ttl_per_claim,
+    lock_delay_keeps_a_lost_lock_closed: ttl_per_claim,
+    lock_delay_does_not_keep_what_is_given_back,
 }
 
 async fn lease_without_renewal_ends_and_says_so(lab: Arc<dyn Harness>) -> Outcome {
@@ -233,5 +235,34 @@ async fn unrenewed_lease_has_its_whole_ttl_after_a_wait(lab: Arc<dyn Harness>) -
     let lease = waiter.granted().await?;
     assert!(lease.time_left() > LONG / 2, "{:?}", lease.time_left());
     assert!(line(&one, name).await?.held[0].remaining > LONG / 2);
+    Ok(())
+}
+
+async fn lock_delay_keeps_a_lost_lock_closed(lab: Arc<dyn Harness>) -> Outcome {
+    let name = "expiry:delay";
+    let [one, two] = lab.clients().await?;
+    // As long as a margin may be, at least: the delay must not be mistaken for one.
+    let delay = lab.steady();
+    let lease = one.mutex(name).ttl(lab.brief()).lock_delay(delay).renew(false).lock().await?;
+    let mut waiter = Waiter::queue(&two, name, two.claim(name).ttl(LONG), 0).await?;
+    assert_eq!(soon("the loss", lease.lost()).await?, LostCause::Expired);
+    let lost = Instant::now();
+    assert!(waiter.is_waiting());
+    assert!(waiter.granted().await?.fence() > lease.fence());
+    assert!(lost.elapsed() >= delay * 9 / 10, "{:?} after the loss", lost.elapsed());
+    Ok(())
+}
+
+async fn lock_delay_does_not_keep_what_is_given_back(lab: Arc<dyn Harness>) -> Outcome {
+    let name = "expiry:no-delay";
+    let [one, two] = lab.clients().await?;
+    let mutex = one.mutex(name).ttl(LONG).lock_delay(LONG);
+    let lease = mutex.lock().await?;
+    let mut waiter =
+        Waiter::queue(&two, name, two.claim(name).ttl(LONG).lock_delay(LONG), 0).await?;
+    assert_eq!(lease.release().await?, Released::Released);
+    waiter.served().await?;
+    let too_long = mutex.ttl(Duration::from_secs(24 * 60 * 60)).try_lock().await;
+    assert!(matches!(too_long, Err(Error::Invalid(_))), "{too_long:?}");
     Ok(())
 }

@@ -25,6 +25,10 @@ impl Engine for Forward {
         self.0.claim(claim).await
     }
 
+    async fn claim_all(&self, claims: &[Claim]) -> Result<Option<Vec<Standing>>> {
+        self.0.claim_all(claims).await
+    }
+
     async fn wait(&self, key: &ClaimKey) -> Result<Wake> {
         self.0.wait(key).await
     }

@@ -19,6 +19,7 @@ mod handle;
 mod harness;
 mod inspect;
 mod limits;
+mod many;
 mod names;
 mod order;
 mod partition;
@@ -76,6 +77,7 @@ const GROUPS: &[&[Case]] = &[
     handle::CASES,
     inspect::CASES,
     limits::CASES,
+    many::CASES,
     names::CASES,
     order::CASES,
     partition::CASES,

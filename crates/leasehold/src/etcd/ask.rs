@@ -9,7 +9,7 @@ use std::time::Duration;
 use futures_util::future::join;
 use tonic::Status;
 
-use crate::claim::{Claim, Standing};
+use crate::claim::{Claim, ClaimKey, Standing};
 use crate::clock::{Clock, Moment, SystemClock};
 use crate::error::{Error, Kind, Result};
 use crate::line::{CLAIMS_MAX, Refusal};
@@ -19,11 +19,14 @@ use super::book::Record;
 use super::detail::Detail;
 use super::failure;
 use super::leases::{Granted, Term};
+use super::leave;
 use super::lineup::{self, Ahead, Lineup, first_with_value, holds, modes};
 use super::wire::{Compare, RangeRequest, RangeResponse, TxnRequest, TxnResponse, delete, put};
 
 /// How often a claim is tried when the line changes under it.
 const ROUNDS_MAX: usize = 16;
+/// The most operations of a transaction that every server takes unless told otherwise.
+const OPERATIONS_MAX: usize = 128;
 /// When to ask again although no bell rang; the heartbeat looks sooner.
 pub(super) const RETRY_IN: Duration = Duration::from_secs(10);
 
@@ -72,6 +75,52 @@ pub(super) async fn claim(inner: &Inner, claim: &Claim) -> Result<Standing> {
         cause: format!("the line of `{}` changes too fast to join it", claim.key.name),
         transient: true,
     })
+}
+
+/// Makes claims on several names that nobody is in the way of, in one transaction.
+pub(super) async fn claim_all(inner: &Inner, claims: &[Claim]) -> Result<Option<Vec<Standing>>> {
+    // Each comparison counts, and a claim needs three at most.
+    if claims.len() * 3 > OPERATIONS_MAX {
+        return Ok(None);
+    }
+    let mut all = Vec::with_capacity(claims.len());
+    let mut request = TxnRequest::default();
+    for claim in claims {
+        let (name, mode) = (&claim.key.name, claim.mode);
+        let lease = inner.leases.term(claim.ttl).obtain(&inner.links, claim.ttl).await?;
+        let key = inner.layout.key(name, &claim.key.token, mode);
+        let asking = Asking { inner, claim, key, detail: Detail::of(claim), anyway: false };
+        let others = inner.layout.other_kinds(name, mode);
+        let spans = inner.layout.in_the_way(name, mode).into_iter().chain(others);
+        request.compare.extend(spans.map(|span| Compare::none_in(&span)));
+        request.compare.push(Compare::created(&asking.key, 0));
+        request.success.push(put(&asking.key, &asking.detail.encode(), lease.id));
+        request.failure.push(RangeRequest::one(&asking.key).without_values().op());
+        all.push((asking, lease));
+    }
+    let sent = SystemClock.now();
+    let answer = match inner.links.txn(&request).await {
+        Ok(answer) => answer,
+        Err(status) if failure::is_lease_gone(&status) => {
+            for (asking, lease) in &all {
+                inner.leases.term(asking.claim.ttl).forget(lease.id);
+            }
+            return Ok(None);
+        }
+        Err(status) => return Err(inner.links.translate(&status)),
+    };
+    if answer.succeeded {
+        let revision = answer.revision();
+        let held =
+            |(asking, lease): (Asking<'_>, Granted)| asking.held((revision, revision), lease, sent);
+        return Ok(Some(all.into_iter().map(held).collect()));
+    }
+    if answer.ranges().any(|own| !own.kvs.is_empty()) {
+        // They are there, by a request whose answer was lost: one by one they are found again.
+        let keys: Vec<ClaimKey> = claims.iter().map(|claim| claim.key.clone()).collect();
+        leave::release(inner, &keys).await?;
+    }
+    Ok(None)
 }
 
 impl Asking<'_> {

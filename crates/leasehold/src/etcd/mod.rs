@@ -126,6 +126,10 @@ impl Engine for Etcd {
         Ok(standing)
     }
 
+    async fn claim_all(&self, claims: &[Claim]) -> Result<Option<Vec<Standing>>> {
+        ask::claim_all(&self.inner, claims).await
+    }
+
     async fn wait(&self, key: &ClaimKey) -> Result<Wake> {
         match self.inner.belfry.bell(&key.token) {
             Some(bell) => Ok(bell.heard().await),

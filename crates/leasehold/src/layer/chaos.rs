@@ -183,6 +183,10 @@ impl Engine for Troubled {
         self.through(Verb::Claim, self.engine.claim(claim)).await
     }
 
+    async fn claim_all(&self, claims: &[Claim]) -> Result<Option<Vec<Standing>>> {
+        self.through(Verb::Claim, self.engine.claim_all(claims)).await
+    }
+
     async fn wait(&self, key: &ClaimKey) -> Result<Wake> {
         self.through(Verb::Wait, self.engine.wait(key)).await
     }

@@ -93,6 +93,10 @@ impl Engine for Retry {
         self.again(|| self.engine.claim(claim)).await
     }
 
+    async fn claim_all(&self, claims: &[Claim]) -> Result<Option<Vec<Standing>>> {
+        self.again(|| self.engine.claim_all(claims)).await
+    }
+
     async fn wait(&self, key: &ClaimKey) -> Result<Wake> {
         self.engine.wait(key).await
     }

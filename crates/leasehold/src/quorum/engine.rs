@@ -56,6 +56,7 @@ const CAN: Capabilities = Capabilities {
     fifo: false,
     shared: false,
     permits: false,
+    many: false,
     ttl_per_claim: true,
     detach: true,
     across_processes: true,
@@ -286,6 +287,10 @@ impl Engine for Quorum {
     async fn claim(&self, claim: &Claim) -> Result<Standing> {
         self.inner.check(claim)?;
         self.inner.ask(claim).await
+    }
+
+    async fn claim_all(&self, _claims: &[Claim]) -> Result<Option<Vec<Standing>>> {
+        Ok(None)
     }
 
     async fn wait(&self, key: &ClaimKey) -> Result<Wake> {

@@ -123,6 +123,22 @@ pub(super) fn standing(value: Value, ttl: Duration) -> Result<(Answer, u64), Odd
     Ok((answer, expired))
 }
 
+/// The fences of claims that were all granted; `None` if none was.
+pub(super) fn fences(value: Value) -> Result<Option<Vec<u64>>, Odd> {
+    match value {
+        Value::Nil => Ok(None),
+        Value::Array(fences) => {
+            let mut parts = Parts::of(Value::Array(fences))?;
+            let mut numbers = Vec::new();
+            while !parts.is_empty() {
+                numbers.push(parts.number()?);
+            }
+            Ok(Some(numbers))
+        }
+        _ => Err(Odd),
+    }
+}
+
 fn kind(capacity: u32) -> Kind {
     match capacity {
         Mode::LOCK_CAPACITY => Kind::Lock,

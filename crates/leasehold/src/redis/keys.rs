@@ -26,7 +26,7 @@ const COMPANION_BYTES: usize = 32;
 #[derive(Debug, Clone)]
 pub(super) struct Layout {
     prefix: String,
-    cluster: bool,
+    pub(super) cluster: bool,
     /// The channel of events: channels know no databases and no prefixes.
     pub(super) events: String,
     /// The key of the store's id.

@@ -71,7 +71,7 @@ impl Redis {
             engine: "redis",
             store: settings.store,
             store_id,
-            can: Capabilities::ALL,
+            can: Capabilities { many: !settings.layout.cluster, ..Capabilities::ALL },
             can_fail: true,
         };
         let (layout, wait_for) = (settings.layout, settings.wait_for);
@@ -146,6 +146,36 @@ impl Inner {
             Answer::Mismatch(kind) => Err(Refusal::Mismatch(kind).into_error(claim)),
             Answer::Full => Err(Refusal::Full.into_error(claim)),
         }
+    }
+
+    /// Makes claims on several names that nobody uses; all are at one server.
+    async fn claim_all(&self, claims: &[Claim]) -> Result<Option<Vec<Standing>>> {
+        let plain = claims.iter().all(|claim| claim.mode == Mode::Exclusive);
+        if !self.info.can.many || !plain || self.wait_for.is_some() {
+            return Ok(None);
+        }
+        let mut keys = Vec::with_capacity(claims.len());
+        for claim in claims {
+            keys.push(self.layout.keys(&claim.key.name)?);
+        }
+        let room = claims.iter().map(|claim| claim.note.as_str().len() + CLAIM_BYTES).sum();
+        let call = Call::of_many(&scripts::CLAIM_ALL, &keys, room);
+        let mut call = call.text(&self.layout.events);
+        for (claim, keys) in claims.iter().zip(&keys) {
+            let (holder, note, lock) = (&claim.holder, claim.note.as_str(), keys.lock());
+            let (units, label) = (claim.mode.units(), holder.label());
+            let id = hex(&holder.id().0.to_be_bytes());
+            call = call
+                .shown(format_args!("{}\n{lock}", lock.len()))
+                .text(hex(claim.key.token.as_bytes()))
+                .shown(millis(claim.ttl))
+                .shown(millis(claim.ttl) + GRACE_MS)
+                .shown(format_args!("{units}\n{id}\n{NOBODY}\n{label}\n{note}"));
+        }
+        let answer = self.links.call(&call).await?;
+        let Some(fences) = self.understood(answer::fences(answer))? else { return Ok(None) };
+        let held = |(fence, claim): (u64, &Claim)| Standing::Held { fence, remaining: claim.ttl };
+        Ok(Some(fences.into_iter().zip(claims).map(held).collect()))
     }
 
     /// Asks, and counts a grant only when enough replicas have it.
@@ -238,6 +268,10 @@ impl Engine for Redis {
             belfry.forget(&claim.key.token);
         }
         Ok(standing)
+    }
+
+    async fn claim_all(&self, claims: &[Claim]) -> Result<Option<Vec<Standing>>> {
+        self.inner.claim_all(claims).await
     }
 
     async fn wait(&self, key: &ClaimKey) -> Result<Wake> {

@@ -28,6 +28,8 @@ const QUORUM_LINE: &str = include_str!("scripts/quorum/line.lua");
 
 pub(super) static CLAIM: LazyLock<Script> =
     LazyLock::new(|| Script::new(WRITES, include_str!("scripts/claim.lua")));
+pub(super) static CLAIM_ALL: LazyLock<Script> =
+    LazyLock::new(|| Script::new(WRITES, include_str!("scripts/claim_all.lua")));
 pub(super) static RENEW: LazyLock<Script> =
     LazyLock::new(|| Script::new(WITHOUT_MEMORY, include_str!("scripts/renew.lua")));
 pub(super) static RELEASE: LazyLock<Script> =
@@ -99,6 +101,18 @@ impl Call {
         let mut command = Cmd::with_capacity(ARGUMENTS_MAX, room + KEYS_BYTES);
         command.arg("EVALSHA").arg(&script.digest).arg(COUNT);
         for key in keys.iter() {
+            command.write_arg(key.as_bytes());
+        }
+        Self { script, command }
+    }
+
+    /// A call about several names, without arguments.
+    pub(super) fn of_many(script: &'static Script, names: &[Keys], room: usize) -> Self {
+        let mut command =
+            Cmd::with_capacity(ARGUMENTS_MAX * names.len(), room + KEYS_BYTES * names.len());
+        let keys: Vec<&str> = names.iter().flat_map(Keys::iter).collect();
+        command.arg("EVALSHA").arg(&script.digest).arg(keys.len());
+        for key in keys {
             command.write_arg(key.as_bytes());
         }
         Self { script, command }

@@ -328,6 +328,11 @@ impl Engine for Sqlite {
         Ok(standing)
     }
 
+    async fn claim_all(&self, claims: &[Claim]) -> Result<Option<Vec<Standing>>> {
+        let mailbox = self.inner.bells.mailbox();
+        self.inner.write(|verb| verb.claim_all(claims, mailbox)).await
+    }
+
     async fn wait(&self, key: &ClaimKey) -> Result<Wake> {
         match self.inner.bells.bell(&key.token) {
             Some(bell) => Ok(bell.heard().await),

@@ -72,11 +72,28 @@ impl<'c> Verb<'c> {
         if next > self.head.fence_mark {
             return Err(Failure::MarkReached);
         }
+        self.head.fence = next;
         store::set_fence(self.db, next)?;
         store::insert(self.db, name, entry)?;
         let held = entry.granted.is_some();
         self.record(if held { EventKind::Granted } else { EventKind::Queued }, name, entry)?;
         Ok(standing)
+    }
+
+    /// Makes claims that all hold; `None` if one would not.
+    pub(super) fn claim_all(
+        &mut self,
+        claims: &[Claim],
+        mailbox: Mailbox,
+    ) -> Result<Option<Vec<Standing>>, Failure> {
+        for claim in claims {
+            if !self.load(&claim.key.name)?.would_hold(claim) {
+                return Ok(None);
+            }
+        }
+        // None of them waits, so nobody has to expect a bell.
+        let make = |claim| self.claim(claim, mailbox, |_| Ok(()));
+        claims.iter().map(make).collect::<Result<_, _>>().map(Some)
     }
 
     pub(super) fn renew(&mut self, renewal: &Renewal) -> Result<Standing, Failure> {

@@ -30,7 +30,7 @@ use crate::name::Name;
 
 use super::link::{Argument, Link, one};
 use super::settings::Settings;
-use adrift::Adrift;
+use adrift::{Adrift, Voyage};
 use bells::{Bells, Hearing};
 use room::Room;
 use rows::{Answer, in_place, micros, page, signed};
@@ -168,6 +168,43 @@ impl Inner {
         Answer { store, row: &one(store, rows)? }.claimed(claim)
     }
 
+    /// One exchange about several claims that hold at once or not at all.
+    async fn claim_all(self: &Arc<Self>, claims: &[Claim]) -> Result<Option<Vec<Standing>>> {
+        let Some(first) = claims.first() else { return Ok(None) };
+        let (names, tokens) = Self::columns(claims.iter().map(|claim| &claim.key));
+        let units: Vec<i64> = claims.iter().map(|claim| i64::from(claim.mode.units())).collect();
+        let capacities: Vec<i64> =
+            claims.iter().map(|claim| i64::from(claim.mode.capacity())).collect();
+        let holder = first.holder.id().0.to_be_bytes();
+        let notes: Vec<&str> = claims.iter().map(|claim| claim.note.as_str()).collect();
+        let ttls: Vec<i64> = claims.iter().map(|claim| micros(claim.ttl)).collect();
+        let arguments: [Argument<'_>; 8] = [
+            (&names, Type::TEXT_ARRAY),
+            (&tokens, Type::BYTEA_ARRAY),
+            (&units, Type::INT8_ARRAY),
+            (&capacities, Type::INT8_ARRAY),
+            (&holder.as_slice(), Type::BYTEA),
+            (&first.holder.label(), Type::TEXT),
+            (&notes, Type::TEXT_ARRAY),
+            (&ttls, Type::INT8_ARRAY),
+        ];
+        let link = self.room().link(self).await?;
+        let voyages: Vec<_> = claims
+            .iter()
+            .map(|claim| self.adrift.setting_out(claim.key.token, Arc::clone(&link)))
+            .collect();
+        let rows = link.query(&self.settings, &self.statements.claim_all, &arguments).await;
+        if !matches!(rows, Err(Error::Unreachable { .. })) {
+            voyages.into_iter().for_each(Voyage::arrived);
+        }
+        let rows = rows?;
+        if rows.is_empty() {
+            return Ok(None);
+        }
+        let standing = |answer: &Answer<'_>| answer.standing();
+        in_place(&self.settings.store, claims.len(), &rows, standing).map(Some)
+    }
+
     /// Names and tokens as the arrays of one exchange.
     fn columns<'a>(keys: impl Iterator<Item = &'a ClaimKey>) -> (Vec<&'a str>, Vec<&'a [u8]>) {
         keys.map(|key| (key.name.as_str(), key.token.as_bytes().as_slice())).unzip()
@@ -197,6 +234,10 @@ impl Engine for LeaseTable {
             inner.bells.forget(&token);
         }
         Ok(standing)
+    }
+
+    async fn claim_all(&self, claims: &[Claim]) -> Result<Option<Vec<Standing>>> {
+        self.inner.claim_all(claims).await
     }
 
     async fn wait(&self, key: &ClaimKey) -> Result<Wake> {

@@ -28,6 +28,7 @@ const INSTALL: &str = concat!(
 pub(super) struct Statements {
     pub(super) identity: String,
     pub(super) claim: String,
+    pub(super) claim_all: String,
     pub(super) renew: String,
     pub(super) release: String,
     pub(super) inspect: String,
@@ -55,6 +56,7 @@ impl Statements {
             claim: named(
                 "SELECT * FROM leasehold.claim($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)",
             ),
+            claim_all: named("SELECT * FROM leasehold.claim_all($1, $2, $3, $4, $5, $6, $7, $8)"),
             renew: named("SELECT * FROM leasehold.renew($1, $2, $3, $4)"),
             release: named("SELECT * FROM leasehold.release($1, $2)"),
             inspect: named("SELECT * FROM leasehold.inspect($1, $2, $3, $4, $5)"),

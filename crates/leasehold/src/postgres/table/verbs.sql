@@ -147,6 +147,45 @@ BEGIN
 END
 $$;
 
+-- Makes claims on different names that all hold; no row if one would not, and then nothing has
+-- changed.
+CREATE OR REPLACE FUNCTION leasehold.claim_all(
+    p_names text[], p_tokens bytea[], p_units bigint[], p_capacities bigint[], p_holder bytea,
+    p_label text, p_notes text[], p_ttls_us bigint[]
+) RETURNS TABLE (at bigint, standing text, fence bigint, span_us bigint)
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_key record;
+    v_answer record;
+    v_ats bigint[];
+    v_fences bigint[];
+    v_spans bigint[];
+BEGIN
+    -- In a block of its own, so that what was done before the refusal is undone.
+    BEGIN
+        FOR v_key IN
+            SELECT k.* FROM unnest(p_names, p_tokens, p_units, p_capacities, p_notes, p_ttls_us)
+                WITH ORDINALITY AS k (name, token, units, capacity, note, ttl_us, at)
+            ORDER BY k.name COLLATE "C"
+        LOOP
+            SELECT c.standing, c.fence, c.span_us INTO v_answer
+                FROM leasehold.claim(v_key.name, v_key.token, v_key.units, v_key.capacity,
+                    p_holder, p_label, v_key.note, v_key.ttl_us, v_key.ttl_us, false, 0) c;
+            IF v_answer.standing <> 'held' THEN
+                RAISE EXCEPTION USING ERRCODE = 'LH001', MESSAGE = 'a name is in use';
+            END IF;
+            v_ats := v_ats || v_key.at;
+            v_fences := v_fences || v_answer.fence;
+            v_spans := v_spans || v_answer.span_us;
+        END LOOP;
+    EXCEPTION WHEN SQLSTATE 'LH001' THEN
+        RETURN;
+    END;
+    RETURN QUERY SELECT g.at, 'held'::text, g.fence, g.span_us
+        FROM unnest(v_ats, v_fences, v_spans) AS g (at, fence, span_us);
+END
+$$;
+
 -- Keeps claims alive: for `p_ttls_us` if they hold, for `p_patiences_us` if they wait. A row for
 -- each claim, with its place in the arrays.
 CREATE OR REPLACE FUNCTION leasehold.renew(
