@@ -141,6 +141,11 @@ pub(crate) struct Run {
     #[arg(long, value_name = "D", default_value = "10s", allow_hyphen_values = true)]
     #[arg(value_parser = duration::parse)]
     pub(crate) grace: Duration,
+    /// Keeps the locks closed this long after they were lost (not when they are given back), for
+    /// what cannot check fences.
+    #[arg(long, value_name = "D", default_value = "0s", allow_hyphen_values = true)]
+    #[arg(value_parser = duration::parse)]
+    pub(crate) lock_delay: Duration,
     /// Lets the command see LEASEHOLD_URL, so that a `leasehold` inside it finds the store.
     #[arg(long)]
     pub(crate) pass_url: bool,

@@ -30,7 +30,8 @@ pub(crate) async fn run(
         return Err(Failure::usage("there is no command to run")
             .hint("put it after `--`, as in `leasehold run NAME -- CMD ARG`"));
     }
-    let plan = Plan::new(run.take, Wait::ForEver)?;
+    let mut plan = Plan::new(run.take, Wait::ForEver)?;
+    plan.lock_delay = run.lock_delay;
     // Before the store is opened: its threads must inherit what is blocked here, or a signal
     // could end the process without a word to the command.
     let mut signals = Signals::catch()?;

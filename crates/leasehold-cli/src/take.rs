@@ -1,7 +1,7 @@
 //! Taking locks: what was asked for, checked before a store is touched, and then all or none.
 //!
-//! Several names are taken in sorted order, so that two commands that want the same names never
-//! wait for each other. What the locks are for is left to `run.rs` and `acquire.rs`.
+//! Several names are taken at once if all are free, else in sorted order, so that two commands that
+//! want the same names never wait for each other. What the locks are for is left to `run.rs` and `acquire.rs`.
 
 use std::collections::BTreeSet;
 use std::future::Future;
@@ -35,6 +35,7 @@ pub(crate) struct Plan {
     pub(crate) note: String,
     pub(crate) hold_at_least: Option<Duration>,
     pub(crate) hold_at_most: Option<Duration>,
+    pub(crate) lock_delay: Duration,
     pub(crate) wait: Wait,
     pub(crate) conflict_status: u8,
     pub(crate) outer: Outer,
@@ -90,6 +91,7 @@ impl Plan {
             note: take.note,
             hold_at_least: take.hold_at_least,
             hold_at_most: take.hold_at_most,
+            lock_delay: Duration::ZERO,
             wait,
             conflict_status: take.conflict_exit_code,
             outer: Outer::read(),
@@ -98,6 +100,7 @@ impl Plan {
 
     fn request(&self, client: &Client, name: &Name) -> Request {
         let mut request = client.claim(name).mode(self.mode).ttl(self.ttl).note(&self.note);
+        request = request.lock_delay(self.lock_delay);
         if let Some(span) = self.hold_at_least {
             request = request.hold_at_least(span);
         }
@@ -136,6 +139,13 @@ pub(crate) async fn take(
 
 async fn take_all(client: &Client, plan: &Plan, waiting: &Waiting) -> Result<Taken, Error> {
     let begun = Instant::now();
+    if plan.names.len() > 1 {
+        // Most of the time all are free, and then a store may need one exchange for all of them.
+        let requests = plan.names.iter().map(|name| plan.request(client, name));
+        if let Some(leases) = client.all(requests).try_lock().await? {
+            return Ok(Taken::All(leases.into_vec()));
+        }
+    }
     // Whoever waits long for the last name may lose the first one on the way. Nothing has been
     // done under it yet, so it is enough to begin again, within the same deadline.
     loop {

@@ -54,7 +54,7 @@ impl Terms {
     /// Until when its owner may use what the store keeps for `remaining` since `sent`.
     fn safe(&self, remaining: Duration) -> Duration {
         let own = remaining.saturating_sub(self.delay);
-        own - margin(remaining).min(own)
+        own - margin(own).min(own)
     }
 }
 

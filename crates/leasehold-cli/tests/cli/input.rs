@@ -31,6 +31,7 @@ fn f130_f131_f132_bad_input_is_64_and_says_why() {
         (run(&["--grace", "x"]), "not a duration"),
         (run(&["--hold-at-most", "0s"]), "between 100ms and 24h"),
         (run(&["--hold-at-least", "2m", "--hold-at-most", "1m"]), "longer than"),
+        (run(&["--ttl", "23h", "--lock-delay", "2h"]), "together at most 24 h"),
         (run(&["--permits", "0/3"]), "cannot take 0 of 3"),
         (run(&["--permits", "4/3"]), "cannot take 4 of 3"),
         (run(&["--permits", "x/y"]), "two numbers"),

@@ -1,6 +1,9 @@
 //! `run`: statuses, environment, several names, contention, holding least and most.
 
 use std::os::unix::ffi::OsStrExt as _;
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
 
 use crate::support::{BINARY, Place, Running, finish, json};
 
@@ -255,6 +258,33 @@ fn holding_at_least_keeps_the_name_closed_after_the_command() {
     place.expect(0, &["run", "--hold-at-least", "3s", "x", "--", "true"]);
     place.expect(75, &["run", "-n", "x", "--", "true"]);
     place.expect(0, &["run", "-w", "60s", "x", "--", "true"]);
+}
+
+#[test]
+fn lock_delay_keeps_the_lock_of_a_dead_run_closed() {
+    let place = Place::new();
+    let mut run = place.start(&[
+        "run",
+        "--ttl",
+        "1s",
+        "--lock-delay",
+        "3s",
+        "x",
+        "--",
+        "sh",
+        "-c",
+        "echo ready; sleep 100",
+    ]);
+    assert_eq!(run.line(), "ready");
+    run.signal(Signal::KILL);
+    // It was renewed at least until now.
+    let killed = Instant::now();
+    run.wait();
+    place.expect(0, &["run", "-w", "60s", "x", "--", "true"]);
+    assert!(killed.elapsed() >= Duration::from_secs(3), "{:?}", killed.elapsed());
+    // What is given back is free at once.
+    place.expect(0, &["run", "--lock-delay", "1h", "x", "--", "true"]);
+    place.expect(0, &["run", "-n", "x", "--", "true"]);
 }
 
 #[test]

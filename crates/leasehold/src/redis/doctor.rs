@@ -256,16 +256,20 @@ async fn try_everything(redis: &Redis) -> Result<()> {
     let next = ClaimKey { token: Token::random(), ..key.clone() };
     redis.claim(&Claim { key: next.clone(), ..claim.clone() }).await?;
     let renewal = |key: &ClaimKey| Renewal { key: key.clone(), ttl, patience: ttl };
-    redis.renew(&[renewal(&key), renewal(&next)]).await?;
+    renewed(redis, &[renewal(&key), renewal(&next)]).await?;
     redis.release(&[key, next.clone()]).await?;
     for mode in [Mode::Exclusive, Mode::Shared] {
         redis.claim(&Claim { mode, ..claim.clone() }).await?;
-        redis.renew(&[renewal(&claim.key)]).await?;
+        renewed(redis, &[renewal(&claim.key)]).await?;
         redis.inspect(&Query::name(next.name.clone())).await?;
         let (name, by, reason) = (next.name.clone(), Holder::fresh(), "a test".into());
         redis.evict(&Eviction { name, by, reason }).await?;
     }
     try_rarely_used(&redis.inner.links, &redis.inner.layout, &next.name).await
+}
+
+async fn renewed(redis: &Redis, renewals: &[Renewal]) -> Result<()> {
+    redis.renew(renewals).await?.into_iter().try_for_each(|answer| answer.map(drop))
 }
 
 /// What the verbs need only now and then: a count, a clock that fell back, a list of all names.

@@ -1,7 +1,7 @@
 //! The rights that the engine's page prints: enough for everything, and none to spare.
 
 use futures_util::StreamExt;
-use leasehold::claim::{Claim, Mode};
+use leasehold::claim::{Claim, Mode, Renewal};
 use leasehold::engine::{Counts, Engine, Eviction, Level, Query};
 use leasehold::error::Config;
 use leasehold::redis::Redis;
@@ -32,6 +32,10 @@ fn as_locks(server: &Server) -> String {
     format!("redis://locks:{PASSWORD}@{}", server.address())
 }
 
+async fn renewed(engine: &Redis, renewals: &[Renewal]) -> Result<()> {
+    engine.renew(renewals).await?.into_iter().try_for_each(|answer| answer.map(drop))
+}
+
 /// Everything a client can do on one server.
 async fn round(server: &Server, name: &str) -> Result<()> {
     round_at(&as_locks(server), &[server], name).await
@@ -53,10 +57,10 @@ async fn round_at(url: &str, servers: &[&Server], name: &str) -> Result<()> {
     one.claim(&first).await?;
     soon("an event", events.next()).await.expect("no end")?;
     two.claim(&Claim { join: false, ..next.clone() }).await?;
-    one.renew(&[renewal(&first)]).await?;
+    renewed(&one, &[renewal(&first)]).await?;
     two.claim(&next).await?;
     one.inspect(&Query::all()).await?;
-    one.renew(&[renewal(&first), renewal(&next)]).await?;
+    renewed(&one, &[renewal(&first), renewal(&next)]).await?;
     one.release(std::slice::from_ref(&first.key)).await?;
     soon("a bell", two.wait(&next.key)).await?;
     let by = Holder::fresh();
@@ -65,9 +69,13 @@ async fn round_at(url: &str, servers: &[&Server], name: &str) -> Result<()> {
         let (first, next) = (claim(name, mode), claim(name, mode));
         one.claim(&first).await?;
         two.claim(&next).await?;
-        one.renew(&[renewal(&first), renewal(&next)]).await?;
+        renewed(&one, &[renewal(&first), renewal(&next)]).await?;
         one.release(&[first.key, next.key]).await?;
     }
+    let other = claim(&format!("{name} too"), Mode::Exclusive);
+    one.claim_all(&[first.clone(), other.clone()]).await?;
+    one.claim_all(&[first.clone(), other.clone()]).await?;
+    one.release(&[first.key, other.key]).await?;
     one.tally(&Counts { acquired: 1, ..Counts::default() }).await?;
     one.totals().await?;
     Ok(())

@@ -26,7 +26,7 @@ for i = 1, count do
   local lock = redis.pcall('GET', KEYS[5 * i - 4])
   if lock and lock == ARGV[5 * i - 2] then
     known = known + 1
-  elseif lock or redis.call('EXISTS', KEYS[5 * i - 3]) == 1 then
+  elseif lock or redis.call('TYPE', KEYS[5 * i - 3]).ok ~= 'none' then
     return false
   end
 end
