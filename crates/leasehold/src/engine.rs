@@ -26,6 +26,10 @@ pub trait Engine: fmt::Debug + Send + Sync + 'static {
     /// Joins the line, asks how a claim stands, or confirms that it holds.
     async fn claim(&self, claim: &Claim) -> Result<Standing>;
 
+    /// As `claim` of a claim that does not join, on the spot, without a runtime. `None` where the
+    /// store cannot answer without waiting.
+    fn claim_now(&self, claim: &Claim) -> Option<Result<Standing>>;
+
     /// Makes claims on different names in one exchange, so that all of them hold; `None` if one
     /// would not, or the store cannot tell in one exchange, and then none is in its line. No claim
     /// joins here.

@@ -176,10 +176,10 @@ impl Keeper {
         self.registry.leave(tenure);
     }
 
-    /// Finishes a tenure whose owner went away: its claim leaves the store now where the engine
-    /// answers at once, else as soon as the keeper gets through.
+    /// Finishes a tenure whose last owner went away: its claim leaves the store now where the
+    /// engine answers at once, else as soon as the keeper gets through.
     pub(crate) fn abandon(self: &Arc<Self>, tenure: &Tenure) {
-        if let Some(ended) = self.end(tenure) {
+        if let Some(ended) = tenure.leave().and_then(|ended| self.strike(tenure, ended)) {
             self.take_out(tenure, ended);
         }
     }
@@ -202,6 +202,10 @@ impl Keeper {
     /// Ends a tenure; `None` if nothing of it can be left in the store.
     pub(crate) fn end(&self, tenure: &Tenure) -> Option<Ended> {
         let ended = tenure.finish()?;
+        self.strike(tenure, ended)
+    }
+
+    fn strike(&self, tenure: &Tenure, ended: Ended) -> Option<Ended> {
         self.registry.leave(tenure);
         // What is lost, the store has dropped, or the keeper took out when it found the loss.
         let left = !matches!(ended.phase, Phase::Lost(_) | Phase::Done);

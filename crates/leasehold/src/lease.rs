@@ -240,9 +240,7 @@ impl Drop for Lease {
         if std::thread::panicking() {
             self.inner().poison.set(self.name());
         }
-        if self.leave() {
-            self.inner().keeper.abandon(&self.tenure);
-        }
+        self.inner().keeper.abandon(&self.tenure);
     }
 }
 

@@ -456,6 +456,10 @@ impl Engine for Memory {
         self.store.claim(claim)
     }
 
+    fn claim_now(&self, claim: &Claim) -> Option<Result<Standing>> {
+        Some(self.store.claim(claim))
+    }
+
     async fn claim_all(&self, claims: &[Claim]) -> Result<Option<Vec<Standing>>> {
         self.store.claim_all(claims)
     }

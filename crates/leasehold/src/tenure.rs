@@ -51,10 +51,10 @@ impl Terms {
         self.ttl.get() + self.delay
     }
 
-    /// Until when its owner may use what the store keeps for `remaining` since `sent`.
+    /// How long its owner may use what the store keeps for `remaining`.
     fn safe(&self, remaining: Duration) -> Duration {
         let own = remaining.saturating_sub(self.delay);
-        own - margin(own).min(own)
+        own.saturating_sub(margin(own))
     }
 }
 
@@ -138,6 +138,23 @@ impl Tenure {
         }
     }
 
+    /// A tenure that holds from the start, by an answer to a request sent at `sent`; and when the
+    /// keeper has to look at it first.
+    pub(crate) fn held(
+        key: ClaimKey,
+        terms: Terms,
+        fence: u64,
+        (sent, remaining): (Moment, Duration),
+    ) -> (Self, Moment) {
+        let mut tenure = Self::new(key, terms, sent);
+        let life = tenure.life.get_mut().unwrap_or_else(PoisonError::into_inner);
+        life.phase = Phase::Held;
+        life.fence = fence;
+        life.keep(sent, remaining);
+        let due = life.next_event();
+        (tenure, due)
+    }
+
     pub(crate) fn life(&self) -> MutexGuard<'_, Life> {
         self.life.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -189,14 +206,14 @@ impl Tenure {
         now: Moment,
     ) -> Option<Moment> {
         let mut life = self.life();
-        let deadline = sent + life.terms.safe(remaining);
-        if !matches!(life.phase, Phase::Asking | Phase::Waiting) || now >= deadline {
+        let safe = life.terms.safe(remaining);
+        if !matches!(life.phase, Phase::Asking | Phase::Waiting) || now >= sent + safe {
             return None;
         }
         life.phase = Phase::Held;
         life.fence = fence;
         life.since = now;
-        life.keep(sent, remaining);
+        life.keep_safe(sent, safe);
         Some(life.next_event())
     }
 
@@ -232,6 +249,18 @@ impl Tenure {
         drop(life);
         self.changed.notify_waiters();
         Some(ended)
+    }
+
+    /// Takes one of its leases away. Returns how it was before if that was the last one; then
+    /// nobody is left who could await anything of it.
+    pub(crate) fn leave(&self) -> Option<Ended> {
+        let mut life = self.life();
+        life.entries = life.entries.saturating_sub(1);
+        if life.entries > 0 || life.phase == Phase::Done {
+            return None;
+        }
+        let phase = std::mem::replace(&mut life.phase, Phase::Done);
+        Some(life.ended(phase))
     }
 
     /// What a tenure that ended before, in this phase, was.
@@ -378,15 +407,23 @@ pub(crate) enum Answered {
     Lost(LostCause),
 }
 
+/// So many percent of a span. Spans are far below the 584 years that fit.
+fn part(span: Duration, percent: u32) -> Duration {
+    Duration::from_nanos(span.as_nanos() as u64 / 100 * u64::from(percent))
+}
+
 impl Life {
     fn keep(&mut self, sent: Moment, remaining: Duration) {
+        self.keep_safe(sent, self.terms.safe(remaining));
+    }
+
+    fn keep_safe(&mut self, sent: Moment, safe: Duration) {
         self.failures = 0;
         self.unreachable = false;
         self.provisional = false;
-        let safe = self.terms.safe(remaining);
         self.deadline = sent + safe;
         self.due = if self.terms.renew {
-            sent + safe * self.terms.renew_at_percent / 100
+            sent + part(safe, self.terms.renew_at_percent)
         } else {
             Moment::NEVER
         };

@@ -25,6 +25,10 @@ impl Engine for Forward {
         self.0.claim(claim).await
     }
 
+    fn claim_now(&self, claim: &Claim) -> Option<Result<Standing>> {
+        self.0.claim_now(claim)
+    }
+
     async fn claim_all(&self, claims: &[Claim]) -> Result<Option<Vec<Standing>>> {
         self.0.claim_all(claims).await
     }

@@ -93,6 +93,10 @@ impl Engine for Retry {
         self.again(|| self.engine.claim(claim)).await
     }
 
+    fn claim_now(&self, claim: &Claim) -> Option<Result<Standing>> {
+        self.engine.claim_now(claim)
+    }
+
     async fn claim_all(&self, claims: &[Claim]) -> Result<Option<Vec<Standing>>> {
         self.again(|| self.engine.claim_all(claims)).await
     }
