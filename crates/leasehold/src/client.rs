@@ -260,7 +260,7 @@ impl Client {
         Ok(page.lines.into_iter().next())
     }
 
-    /// Events from now on.
+    /// Events from now on; those of one name in the order in which they happened.
     pub async fn watch(&self, query: &Query) -> Result<BoxStream<'static, Result<Event>>> {
         self.inner.keeper.engine.watch(query).await
     }

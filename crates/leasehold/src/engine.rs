@@ -54,7 +54,7 @@ pub trait Engine: fmt::Debug + Send + Sync + 'static {
     /// Reads lines in name order, a page at a time.
     async fn inspect(&self, query: &Query) -> Result<Page>;
 
-    /// Events from the answer on.
+    /// Events from the answer on; those of one name in the order in which they happened.
     async fn watch(&self, query: &Query) -> Result<BoxStream<'static, Result<Event>>>;
 
     /// Takes a name from whoever holds it; returns them.

@@ -1,4 +1,4 @@
-//! Watching: what happens to claims, told in the order it happens.
+//! Watching: what happens to the claims of a name, told in the order it happens.
 
 use std::sync::Arc;
 
@@ -115,8 +115,9 @@ async fn watch_by_prefix_and_holder_tell_of_their_own(lab: Arc<dyn Harness>) -> 
     let mut by_holder = one.watch(&Query::holder(two.holder().id())).await?;
     one.mutex("watch:q").lock().await?.release().await?;
     let first = one.mutex("watch:p:1").ttl(LONG).lock().await?;
-    let second = two.mutex("watch:p:2").ttl(LONG).lock().await?;
+    // Events of different names have no order: in some stores they come from different servers.
     expect(&mut by_prefix, EventKind::Granted, one.holder(), first.fence()).await?;
+    let second = two.mutex("watch:p:2").ttl(LONG).lock().await?;
     expect(&mut by_prefix, EventKind::Granted, two.holder(), second.fence()).await?;
     expect(&mut by_holder, EventKind::Granted, two.holder(), second.fence()).await
 }
