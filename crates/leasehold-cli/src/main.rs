@@ -27,6 +27,7 @@ mod terminal;
 mod text;
 mod view;
 mod waiting;
+mod waits;
 mod watch;
 
 use clap::Parser as _;
