@@ -349,7 +349,8 @@ pub(crate) mod tests {
 
     /// A claim of the holder with this label, which is its identity too.
     pub(crate) fn claim(label: &str, fence: u64, mode: Mode, seconds: u64) -> ClaimView {
-        let id = label.bytes().fold(7, |id: u128, byte| id * 257 + u128::from(byte));
+        let id =
+            label.bytes().fold(7_u128, |id, byte| id.wrapping_mul(257).wrapping_add(byte.into()));
         ClaimView {
             holder: Holder::known(HolderId(id), label).expect("a good label"),
             fence,

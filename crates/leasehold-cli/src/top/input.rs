@@ -8,6 +8,7 @@ use rustix::io::Errno;
 use tokio::sync::mpsc;
 
 use super::keys::{Key, Parser};
+use super::screen;
 use crate::exit::{self, Failure};
 
 /// Keys that were pressed and not looked at yet. Who types faster waits in the terminal.
@@ -15,6 +16,12 @@ const KEYS_MAX: usize = 64;
 
 /// The bytes of one key come within this time, also over a slow line.
 const SEQUENCE_WAIT: Duration = Duration::from_millis(50);
+
+/// What is typed while this process is in the background is the shell's: whoever reads it then is
+/// stopped. So it looks again after this time.
+const BACKGROUND_WAIT: Duration = Duration::from_millis(100);
+
+const GONE: PollFlags = PollFlags::HUP.union(PollFlags::ERR).union(PollFlags::NVAL);
 
 /// Starts reading; the channel ends when the terminal is gone.
 pub(crate) fn start() -> Result<mpsc::Receiver<Key>, Failure> {
@@ -35,6 +42,11 @@ fn read(keys: &mpsc::Sender<Key>) {
         let mut files = [PollFd::from_borrowed_fd(stdin.as_fd(), PollFlags::IN)];
         let read = match poll(&mut files, wait.as_ref()) {
             Ok(0) => Ok(parser.flush().into_iter().collect()),
+            Ok(_) if files[0].revents().intersects(GONE) => return,
+            Ok(_) if !screen::is_ours() => {
+                std::thread::sleep(BACKGROUND_WAIT);
+                Ok(Vec::new())
+            }
             Ok(_) => match rustix::io::read(stdin.as_fd(), &mut buffer) {
                 // The terminal went away.
                 Ok(0) => return,

@@ -39,6 +39,10 @@ use self::view::{Theme, View};
 /// How often the screen is drawn when nothing happens: its ages are in seconds.
 const TICK: Duration = Duration::from_secs(1);
 
+/// How often to look whether the terminal is ours again: a shell that takes a job out of the
+/// background sends no signal if it was never stopped.
+const BACKGROUND_TICK: Duration = Duration::from_millis(100);
+
 /// Shows the store until somebody has seen enough.
 pub(crate) async fn top(
     top: args::Top,
@@ -65,7 +69,9 @@ pub(crate) async fn top(
 
 fn model_of(top: &args::Top, store: &Store) -> Model {
     let info = store.client.info();
-    Model::new(info.store.clone(), info.engine, top.interval)
+    let mut model = Model::new(info.store.clone(), info.engine, top.interval);
+    model.prefix.clone_from(&top.prefix);
+    model
 }
 
 /// Prints one picture as text.
@@ -213,6 +219,7 @@ impl Live {
         loop {
             self.draw()?;
             self.wish();
+            let tick = if self.screen.is_some() { TICK } else { BACKGROUND_TICK };
             tokio::select! {
                 biased;
                 signal = signals.next() => {
@@ -237,13 +244,13 @@ impl Live {
                     let News { reading, trouble } = self.news.borrow_and_update().clone();
                     self.model.hear(reading, trouble);
                 }
-                () = tokio::time::sleep(TICK) => {}
+                () = tokio::time::sleep(tick) => {}
             }
         }
     }
 
     fn draw(&mut self) -> Result<(), Failure> {
-        // In the background there is nothing to draw on; it becomes ours again with a CONT.
+        // In the background there is nothing to draw on; that it is ours again shows soon.
         if self.screen.is_none() && screen::is_ours() {
             self.screen = Some(Screen::enter()?);
         }

@@ -36,7 +36,7 @@ pub(crate) struct Reading {
     pub(crate) more: bool,
     /// The lines that can be reached from the chosen one, where `lines` are not all there are.
     pub(crate) around: Vec<LineView>,
-    /// Where the engine can count.
+    /// Where the engine can count, and all names are shown.
     pub(crate) totals: Option<Totals>,
     pub(crate) rates: Option<Rates>,
 }
@@ -217,6 +217,8 @@ pub(crate) struct Wish {
 pub(crate) struct Model {
     pub(crate) store: String,
     pub(crate) engine: &'static str,
+    /// What all names begin with, if not all are wanted.
+    pub(crate) prefix: Option<String>,
     pub(crate) interval: Duration,
     pub(crate) reading: Option<Arc<Reading>>,
     pub(crate) trouble: Option<Trouble>,
@@ -247,6 +249,7 @@ impl Model {
         Self {
             store,
             engine,
+            prefix: None,
             interval,
             reading: None,
             trouble: None,
@@ -341,7 +344,7 @@ impl Model {
         self.reading.as_ref().map_or((0, false), |reading| (reading.lines.len(), reading.more))
     }
 
-    /// Leases and waiting claims: the store's own count, else what was read.
+    /// Leases and waiting claims: the store's own count, else what was read of them.
     pub(crate) fn active_and_waiting(&self) -> (u64, u64) {
         let Some(reading) = &self.reading else { return (0, 0) };
         reading.totals.map_or_else(

@@ -115,3 +115,56 @@ pub(crate) fn is_ours() -> bool {
 pub(crate) fn is_there() -> bool {
     io::stdin().is_terminal() && io::stdout().is_terminal()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+    use std::fs::File;
+    use std::io::Read as _;
+    use std::process::{Command, Stdio};
+
+    const OWN_NAME: &str = "top::screen::tests::a_panic_gives_the_terminal_back";
+    const AT_A_TERMINAL: &str = "LEASEHOLD_TEST_PANICS";
+
+    /// The test runs itself once more, at a terminal of its own, and panics there.
+    #[test]
+    fn a_panic_gives_the_terminal_back() {
+        if std::env::var_os(AT_A_TERMINAL).is_some() {
+            let _screen = Screen::enter().expect("a terminal");
+            panic!("on purpose");
+        }
+        let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).expect("a terminal");
+        grantpt(&master).expect("granted");
+        unlockpt(&master).expect("unlocked");
+        let path = ptsname(&master, Vec::new()).expect("it has a name").into_string();
+        let path = path.expect("plain text");
+        let side = || {
+            let side = File::options().read(true).write(true).open(&path).expect("opened");
+            Stdio::from(side)
+        };
+        let before = termios::tcgetattr(&master).expect("a terminal has settings");
+        let own = std::env::current_exe().expect("a test is a program");
+        let status = Command::new(own)
+            .args(["--exact", OWN_NAME, "--nocapture"])
+            .env(AT_A_TERMINAL, "1")
+            .stdin(side())
+            .stdout(side())
+            .stderr(side())
+            .status()
+            .expect("it starts");
+        assert!(!status.success());
+        let after = termios::tcgetattr(&master).expect("a terminal has settings");
+        assert_eq!(before.local_modes, after.local_modes);
+        assert_eq!(before.input_modes, after.input_modes);
+        assert_eq!(before.output_modes, after.output_modes);
+        let mut bytes = Vec::new();
+        // It ends with an error, because nobody is at the other side any more.
+        let _gone = File::from(master).read_to_end(&mut bytes);
+        let text = String::from_utf8_lossy(&bytes);
+        let at = |part: &str| text.find(part).unwrap_or_else(|| panic!("no {part:?} in {text:?}"));
+        let (entered, left) = (at("\u{1b}[?1049h"), at("\u{1b}[?1049l"));
+        assert!(entered < left && left < at("on purpose"), "{text:?}");
+        assert!(left < at("\u{1b}[?25h"), "the cursor is shown: {text:?}");
+    }
+}

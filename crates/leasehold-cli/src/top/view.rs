@@ -3,20 +3,18 @@
 //! Everything has a place at any size: what does not fit is left out in the order of its worth,
 //! columns as well as lines. Colours only repeat what marks and words say.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use ratatui::Frame;
 use ratatui::buffer::Buffer;
-use ratatui::layout::{Alignment, Constraint, Rect};
+use ratatui::layout::Rect;
 use ratatui::style::{Color, Modifier, Style};
-use ratatui::text::{Line, Span, Text};
-use ratatui::widgets::{
-    Block, Borders, Cell, Clear, Paragraph, Row, StatefulWidget, Table, TableState, Widget as _,
-};
+use ratatui::text::{Line, Span};
+use ratatui::widgets::{Block, Borders, Clear, Paragraph, Widget as _};
 
 use super::model::{COLUMNS, Model, Tone};
 use crate::duration::human;
-use crate::text::cut;
+use crate::text::{cut, escape, redact};
 
 /// Columns in the order in which they go when there is no room: mode, fence, left, held for,
 /// held by, longest. The name and how many wait stay.
@@ -88,7 +86,8 @@ impl Theme {
 #[derive(Debug)]
 pub(crate) struct View {
     theme: Theme,
-    table: TableState,
+    /// The first row that was drawn.
+    first: usize,
 }
 
 /// The parts of the screen, from top to bottom; some may have no height.
@@ -133,7 +132,7 @@ fn parts(area: Rect, model: &Model) -> Parts {
 
 impl View {
     pub(crate) fn new(theme: Theme) -> Self {
-        Self { theme, table: TableState::new() }
+        Self { theme, first: 0 }
     }
 
     /// Draws everything, and tells the model how many rows there was room for.
@@ -182,29 +181,23 @@ impl View {
             let style = self.theme.style(Tone::Quiet);
             return Paragraph::new(Line::styled(nothing(model), style)).render(area, buffer);
         }
-        let room = usize::from(area.width).saturating_sub(POINTER.len());
-        let columns = columns(model, room);
-        let cell = |column: usize, width: usize, text: &str| {
-            let right = RIGHT.contains(&column);
-            let alignment = if right { Alignment::Right } else { Alignment::Left };
-            Cell::from(Text::from(cut(text, width)).alignment(alignment))
-        };
-        let rows = model.rows.iter().map(|row| {
-            let cells =
-                columns.iter().map(|(column, width)| cell(*column, *width, &row.cells[*column]));
-            Row::new(cells).style(self.theme.style(row.tone))
-        });
-        let header = columns.iter().map(|(column, width)| cell(*column, *width, COLUMNS[*column]));
-        let widths = columns
-            .iter()
-            .map(|(_, width)| Constraint::Length(u16::try_from(*width).unwrap_or(u16::MAX)));
-        let table = Table::new(rows, widths)
-            .header(Row::new(header).style(Style::new().add_modifier(Modifier::UNDERLINED)))
-            .column_spacing(GAP as u16)
-            .highlight_symbol(POINTER)
-            .row_highlight_style(Style::new().add_modifier(Modifier::REVERSED));
-        self.table.select(model.chosen_at());
-        StatefulWidget::render(table, area, buffer, &mut self.table);
+        let columns = columns(model, usize::from(area.width).saturating_sub(POINTER.len()));
+        let header = Style::new().add_modifier(Modifier::UNDERLINED);
+        draw_row("", &COLUMNS, &columns, header, Rect { height: 1, ..area }, buffer);
+        let height = usize::from(area.height - 1);
+        let chosen = model.chosen_at().unwrap_or(0);
+        // The chosen row is always in sight; else the rows stay where they are.
+        self.first = self.first.clamp((chosen + 1).saturating_sub(height.max(1)), chosen);
+        let rows = model.rows.iter().enumerate().skip(self.first).take(height);
+        for (y, (index, row)) in (area.y + 1..).zip(rows) {
+            let (pointer, modifier) = match index == chosen {
+                true => (POINTER, Modifier::REVERSED),
+                false => ("", Modifier::empty()),
+            };
+            let style = self.theme.style(row.tone).add_modifier(modifier);
+            let cells = row.cells.each_ref().map(String::as_str);
+            draw_row(pointer, &cells, &columns, style, Rect { y, height: 1, ..area }, buffer);
+        }
     }
 
     fn draw_picture(&self, model: &Model, area: Rect, buffer: &mut Buffer) {
@@ -230,14 +223,11 @@ impl View {
     fn keys(&self, model: &Model) -> Line<'static> {
         if model.typing.is_some() {
             let (shown, all) = (model.rows.len(), model.names().0);
-            return Line::from(format!(
-                "/{}_  {shown} of {all}",
-                crate::text::escape(&model.filter)
-            ));
+            return Line::from(format!("/{}_  {shown} of {all}", escape(&model.filter)));
         }
         let mut text = String::new();
         if !model.filter.is_empty() {
-            let filter = crate::text::escape(&model.filter);
+            let filter = escape(&model.filter);
             text = format!("/{filter}  {} of {}  ", model.rows.len(), model.names().0);
         }
         text.push_str(&format!("by {}  {KEYS}", model.sort.word()));
@@ -256,14 +246,42 @@ impl View {
     }
 }
 
+/// Writes the cells of one row into their columns.
+fn draw_row(
+    pointer: &str,
+    cells: &[&str; 8],
+    columns: &[(usize, usize)],
+    style: Style,
+    area: Rect,
+    buffer: &mut Buffer,
+) {
+    buffer.set_style(area, style);
+    buffer.set_stringn(area.x, area.y, pointer, usize::from(area.width), Style::new());
+    let mut offset = POINTER.len();
+    for (column, width) in columns {
+        let text = Span::raw(cut(cells[*column], *width));
+        let space = if RIGHT.contains(column) { width.saturating_sub(text.width()) } else { 0 };
+        let x = offset + space;
+        if x < usize::from(area.width) {
+            let room = (width - space).min(usize::from(area.width) - x);
+            let x = area.x.saturating_add(u16::try_from(x).unwrap_or(u16::MAX));
+            buffer.set_stringn(x, area.y, &text.content, room, Style::new());
+        }
+        offset += width + GAP;
+    }
+}
+
 fn store(model: &Model) -> String {
-    let store = crate::text::escape(&crate::text::redact(&model.store));
-    format!("leasehold top  {store} ({})", model.engine)
+    let store = escape(&redact(&model.store));
+    let prefix = model.prefix.as_ref().map(|prefix| format!("  {}*", escape(prefix)));
+    format!("leasehold top  {store} ({}){}", model.engine, prefix.unwrap_or_default())
 }
 
 fn freshness(model: &Model, now: Instant) -> String {
     let Some(reading) = &model.reading else { return "reading".to_owned() };
-    let ago = human(now.saturating_duration_since(reading.at));
+    // Seconds are what it is drawn anew for; less would only flicker.
+    let ago = now.saturating_duration_since(reading.at).as_secs();
+    let ago = human(Duration::from_secs(ago)).replace("0ms", "0s");
     match model.is_paused() {
         true => format!("PAUSED, read {ago} ago"),
         false => format!("read {ago} ago, every {}", human(model.interval)),
@@ -272,13 +290,16 @@ fn freshness(model: &Model, now: Instant) -> String {
 
 fn totals(model: &Model) -> String {
     let (active, waiting) = model.active_and_waiting();
-    let mut text = format!("active {active}  waiting {waiting}");
     let (names, more) = model.names();
+    let counted = model.reading.as_ref().is_some_and(|reading| reading.totals.is_some());
+    let plus = if more && !counted { "+" } else { "" };
+    let mut text = format!("active {active}{plus}  waiting {waiting}{plus}");
     match more {
         true => text.push_str(&format!("  names: the first {names}, there are more (--prefix)")),
         false => text.push_str(&format!("  names {names}")),
     }
     if let Some(rates) = model.reading.as_ref().and_then(|reading| reading.rates) {
+        text.push_str(if model.prefix.is_some() { "  whole store:" } else { "" });
         let told = [
             ("acquired", rates.acquired),
             ("released", rates.released),
@@ -368,3 +389,6 @@ pub(crate) fn once(model: &Model) -> String {
     }
     text
 }
+
+#[cfg(test)]
+mod tests;
