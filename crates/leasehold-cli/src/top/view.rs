@@ -300,14 +300,12 @@ fn totals(model: &Model) -> String {
     }
     if let Some(rates) = model.reading.as_ref().and_then(|reading| reading.rates) {
         text.push_str(if model.prefix.is_some() { "  whole store:" } else { "" });
-        let told = [
-            ("acquired", rates.acquired),
-            ("released", rates.released),
-            ("contended", rates.contended),
-            ("expired", rates.expired),
-            ("lost", rates.lost),
-        ];
-        for (what, rate) in told {
+        text.push_str(&format!("  acquired {}/s", rates.acquired));
+        text.push_str(&format!("  released {}/s", rates.released));
+        // These are news only when they happen.
+        let rare =
+            [("contended", rates.contended), ("expired", rates.expired), ("lost", rates.lost)];
+        for (what, rate) in rare.into_iter().filter(|(_, rate)| *rate > 0.0) {
             text.push_str(&format!("  {what} {rate}/s"));
         }
     }

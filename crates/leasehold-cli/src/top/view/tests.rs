@@ -199,7 +199,7 @@ fn totals_and_rates_come_from_the_store_where_it_counts() {
     model.hear(Some(Arc::new(counted)), None);
     let drawn = screen(&mut model, 160, 20);
     let expected = "active 5000  waiting 70  names: the first 3, there are more (--prefix)  \
-                    acquired 12.5/s  released 12/s  contended 0.3/s  expired 0/s  lost 0/s";
+                    acquired 12.5/s  released 12/s  contended 0.3/s";
     assert_eq!(drawn[1], expected);
 }
 
