@@ -82,7 +82,8 @@ impl<'a> Graph<'a> {
         let mut graph = Self::default();
         let mut seen: HashSet<&Name> = HashSet::new();
         for line in lines {
-            if seen.insert(&line.name) {
+            // Most lines have no waiters, and nobody needs to remember those.
+            if !line.waiting.is_empty() && seen.insert(&line.name) {
                 for (place, claim) in line.waiting.iter().enumerate() {
                     let waits = graph.waits.entry(claim.holder.id()).or_default();
                     waits.push(Wait { line, place });

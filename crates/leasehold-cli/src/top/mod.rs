@@ -232,7 +232,7 @@ impl Live {
                         drop(self.screen.take());
                         return Err(Failure::new(exit::OUTPUT, "the terminal went away"));
                     };
-                    if self.press(key)? {
+                    if self.press_all(key)? {
                         return Ok(exit::DONE);
                     }
                 }
@@ -285,6 +285,18 @@ impl Live {
             }
         }
         Ok(None)
+    }
+
+    /// Takes all keys that were pressed before it draws again; whether it is to end.
+    fn press_all(&mut self, first: Key) -> Result<bool, Failure> {
+        let mut next = Some(first);
+        while let Some(key) = next {
+            if self.press(key)? {
+                return Ok(true);
+            }
+            next = self.keys.try_recv().ok();
+        }
+        Ok(false)
     }
 
     /// What a key asks for; whether it is to end.

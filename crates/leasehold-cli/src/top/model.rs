@@ -224,6 +224,8 @@ pub(crate) struct Model {
     pub(crate) trouble: Option<Trouble>,
     /// Sorted and filtered.
     pub(crate) rows: Vec<Row>,
+    /// How many characters the widest cell of each column has.
+    pub(crate) widths: [usize; 8],
     /// The wait-for picture of the chosen name.
     pub(crate) picture: Vec<Branch>,
     pub(crate) sort: Sort,
@@ -254,6 +256,7 @@ impl Model {
             reading: None,
             trouble: None,
             rows: Vec::new(),
+            widths: [0; 8],
             picture: Vec::new(),
             sort: Sort::Contention,
             filter: String::new(),
@@ -376,6 +379,12 @@ impl Model {
         let shown = lines.filter(|(_, line)| admits(&self.filter, &line.name));
         self.rows = shown.map(Row::of).collect();
         self.sort.apply(&mut self.rows);
+        self.widths = COLUMNS.map(str::len);
+        for row in &self.rows {
+            for (width, cell) in self.widths.iter_mut().zip(&row.cells) {
+                *width = (*width).max(cell.chars().count());
+            }
+        }
         self.at = match &self.chosen {
             None => 0,
             Some(name) => {

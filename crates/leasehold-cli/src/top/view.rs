@@ -328,11 +328,7 @@ fn nothing(model: &Model) -> &'static str {
 
 /// The columns that fit, and how wide each is.
 fn columns(model: &Model, room: usize) -> Vec<(usize, usize)> {
-    let widest = |column: usize| {
-        let cells = model.rows.iter().map(|row| row.cells[column].chars().count());
-        cells.max().unwrap_or(0).max(COLUMNS[column].len())
-    };
-    let wanted: Vec<usize> = (0..COLUMNS.len()).map(widest).collect();
+    let wanted = model.widths;
     let mut shown: Vec<usize> = (0..COLUMNS.len()).collect();
     let least = |column: usize| match column {
         NAME => wanted[NAME].min(NAME_MIN),
