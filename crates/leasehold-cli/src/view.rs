@@ -1,5 +1,7 @@
 //! `list` and `show`: lines as tables for people and as JSON for programs.
 
+use std::time::Duration;
+
 use leasehold::engine::{ClaimView, LineView, Query};
 use leasehold::error::Kind;
 use leasehold::{Mode, Name};
@@ -16,6 +18,9 @@ use crate::waits::{self, Edge, Gathered, Graph};
 
 /// How much of a note fits a row of `list`; `show` has all of it.
 const NOTE_WIDTH: usize = 48;
+
+/// How long `show` follows who waits for whom: somebody waits for the table.
+const FOLLOWED_FOR: Duration = Duration::from_secs(3);
 
 const HEADER: [&str; 8] = ["NAME", "MODE", "CLAIM", "HOLDER", "FENCE", "SINCE", "LEFT", "NOTE"];
 
@@ -154,7 +159,10 @@ pub(crate) async fn show(
         }
         return Ok(exit::DONE);
     };
-    let gathered = waits::gather(&store.client, line).await?;
+    let gathered = waits::gather(&store.client, line, FOLLOWED_FOR).await;
+    if let Some(error) = &gathered.trouble {
+        store.voice.warn(&format!("cannot follow what holders wait for: {error}"));
+    }
     let line = &gathered.lines[0];
     if store.voice.json {
         let waits = Graph::new(&gathered.lines).edges(line);

@@ -6,10 +6,11 @@
 //! people; the verdict is the library's.
 
 use std::collections::{HashMap, HashSet, VecDeque};
+use std::time::Duration;
 
 use leasehold::claim::HolderId;
 use leasehold::engine::{ClaimView, LineView, Query};
-use leasehold::{Client, Mode, Name};
+use leasehold::{Client, Error, Mode, Name};
 use serde::Serialize;
 
 use crate::text::escape;
@@ -288,27 +289,37 @@ impl Edge {
 }
 
 /// The lines that can be reached from one, itself the first.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Default)]
 pub(crate) struct Gathered {
     pub(crate) lines: Vec<LineView>,
     /// Whether nothing was left out for being too much.
     pub(crate) whole: bool,
+    /// Why it could not be followed further, if the store said so.
+    pub(crate) trouble: Option<Error>,
 }
 
 /// Follows the edges from one line through the store: an exchange for each holder on the way, at
-/// most [`HOLDERS_MAX`].
-pub(crate) async fn gather(client: &Client, start: LineView) -> leasehold::Result<Gathered> {
+/// most [`HOLDERS_MAX`], and no longer than `time`. Some stores have no index by holder and look
+/// at every line for each of them, so what was found until then must do.
+pub(crate) async fn gather(client: &Client, start: LineView, time: Duration) -> Gathered {
+    let mut gathered = Gathered { lines: vec![start], whole: true, trouble: None };
+    let followed = tokio::time::timeout(time, follow_all(client, &mut gathered)).await;
+    match followed {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => (gathered.whole, gathered.trouble) = (false, Some(error)),
+        Err(_late) => gathered.whole = false,
+    }
+    gathered
+}
+
+async fn follow_all(client: &Client, gathered: &mut Gathered) -> leasehold::Result<()> {
     let mut seen: HashSet<HolderId> = HashSet::new();
     let mut ahead: VecDeque<(HolderId, usize)> = VecDeque::new();
-    let enqueue = |line: &LineView, depth, ahead: &mut VecDeque<_>, seen: &mut HashSet<_>| {
-        for holder in concerned(line) {
-            if seen.insert(holder) {
-                ahead.push_back((holder, depth));
-            }
-        }
+    let mut enqueue = |line: &LineView, depth, ahead: &mut VecDeque<_>| {
+        let fresh = concerned(line).filter(|holder| seen.insert(*holder));
+        ahead.extend(fresh.map(|holder| (holder, depth)));
     };
-    enqueue(&start, 0, &mut ahead, &mut seen);
-    let mut gathered = Gathered { lines: vec![start], whole: true };
+    enqueue(&gathered.lines[0], 0, &mut ahead);
     let mut asked = 0;
     while let Some((holder, depth)) = ahead.pop_front() {
         if asked >= HOLDERS_MAX || depth >= DEPTH_MAX {
@@ -323,12 +334,12 @@ pub(crate) async fn gather(client: &Client, start: LineView) -> leasehold::Resul
             let waits = line.waiting.iter().any(|claim| claim.holder.id() == holder);
             let known = gathered.lines.iter().any(|known| known.name == line.name);
             if waits && !known {
-                enqueue(&line, depth + 1, &mut ahead, &mut seen);
+                enqueue(&line, depth + 1, &mut ahead);
                 gathered.lines.push(line);
             }
         }
     }
-    Ok(gathered)
+    Ok(())
 }
 
 /// Those of a line whose own waits belong to its picture: who holds it, and who stands in line
@@ -346,7 +357,6 @@ pub(crate) mod tests {
     use leasehold::Holder;
     use leasehold::claim::Note;
     use leasehold::error::Kind;
-    use std::time::Duration;
 
     /// A claim of the holder with this label, which is its identity too.
     pub(crate) fn claim(label: &str, fence: u64, mode: Mode, seconds: u64) -> ClaimView {

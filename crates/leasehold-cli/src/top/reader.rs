@@ -1,9 +1,10 @@
 //! Reads the store for `top`, on a thread of its own: a store that is slow or gone never keeps a
 //! key waiting.
 //!
-//! Work is bounded: at most [`PAGES_MAX`] pages of lines in an interval, the counts at most every
-//! [`COUNTS_EVERY`], and an exchange for each holder around the chosen name only where the lines
-//! that were read are not all there are. What was read last is kept; nothing queues up.
+//! Work is bounded: at most [`PAGES_MAX`] pages of lines in an interval, and never more time
+//! reading than not; the counts, and what is around the chosen name where the lines that were
+//! read are not all there are, take a small share of the time. What was read last is kept;
+//! nothing queues up.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -25,6 +26,11 @@ const PAGE_LINES: usize = 500;
 /// Counting looks at every line on some stores; clients tell theirs every ten seconds anyway.
 const COUNTS_EVERY: Duration = Duration::from_secs(2);
 
+/// Counting, and following holders, take at most this long, and this part of the time: both look
+/// at every line on stores that have no index for it.
+const ASIDE_MAX: Duration = Duration::from_secs(2);
+const ASIDE_SHARE: u32 = 20;
+
 /// A reading that takes longer counts as failed, and the next one is tried.
 const READING_MAX: Duration = Duration::from_secs(15);
 
@@ -41,12 +47,26 @@ pub(crate) struct Reader {
     client: Client,
     prefix: Option<String>,
     counts: Window,
-    totals: Option<(Instant, Totals)>,
+    totals: Option<Totals>,
+    totals_due: Option<Instant>,
+    /// What is around the name that was last asked for.
+    around: Vec<LineView>,
+    around_of: Option<Name>,
+    around_due: Option<Instant>,
 }
 
 impl Reader {
     pub(crate) fn new(client: Client, prefix: Option<String>) -> Self {
-        Self { client, prefix, counts: Window::default(), totals: None }
+        Self {
+            client,
+            prefix,
+            counts: Window::default(),
+            totals: None,
+            totals_due: None,
+            around: Vec::new(),
+            around_of: None,
+            around_due: None,
+        }
     }
 
     /// Reads the store once, and what is around the chosen name.
@@ -73,7 +93,7 @@ impl Reader {
                 None => break,
             }
         }
-        let around = self.around(&lines, more, chosen).await?;
+        let around = self.around(&lines, more, chosen).await;
         // With a prefix, what is shown is not what the store counts; how busy it is remains news.
         let totals = self.totals().await?.filter(|_| self.prefix.is_none());
         let (at, rates) = (Instant::now(), self.counts.rates());
@@ -82,35 +102,39 @@ impl Reader {
 
     /// The lines that can be reached from the chosen name, where they are not all read already.
     async fn around(
-        &self,
+        &mut self,
         lines: &[LineView],
         more: bool,
         chosen: Option<&Name>,
-    ) -> leasehold::Result<Vec<LineView>> {
+    ) -> Vec<LineView> {
+        let all_read = !more && self.prefix.is_none();
         let line = chosen.and_then(|name| lines.iter().find(|line| line.name == *name));
-        match line {
-            Some(line) if more || self.prefix.is_some() => {
-                Ok(waits::gather(&self.client, line.clone()).await?.lines)
-            }
-            _ => Ok(Vec::new()),
+        let Some(line) = line.filter(|_| !all_read) else { return Vec::new() };
+        let fresh = self.around_due.is_some_and(|due| Instant::now() < due);
+        if !fresh || self.around_of.as_ref() != chosen {
+            let begun = Instant::now();
+            // A failure shows at the next page of lines, with its reason.
+            self.around = waits::gather(&self.client, line.clone(), ASIDE_MAX).await.lines;
+            self.around_of = chosen.cloned();
+            self.around_due = Some(Instant::now() + begun.elapsed() * ASIDE_SHARE);
         }
+        self.around.clone()
     }
 
-    /// The store's counts, as old as they may be.
+    /// The store's counts, as old as they may be; `None` where they cannot be had in time.
     async fn totals(&mut self) -> leasehold::Result<Option<Totals>> {
-        if !self.client.info().can.tally {
-            return Ok(None);
+        let begun = Instant::now();
+        if !self.client.info().can.tally || self.totals_due.is_some_and(|due| begun < due) {
+            return Ok(self.totals);
         }
-        match self.totals {
-            Some((at, totals)) if at.elapsed() < COUNTS_EVERY => Ok(Some(totals)),
-            _ => {
-                let totals = self.client.store_stats().await?;
-                let now = Instant::now();
-                self.counts.add(now, totals.counts);
-                self.totals = Some((now, totals));
-                Ok(Some(totals))
-            }
+        let counted = tokio::time::timeout(ASIDE_MAX, self.client.store_stats()).await;
+        self.totals = counted.ok().transpose()?;
+        let now = Instant::now();
+        self.totals_due = Some(now + COUNTS_EVERY.max((now - begun) * ASIDE_SHARE));
+        if let Some(totals) = self.totals {
+            self.counts.add(now, totals.counts);
         }
+        Ok(self.totals)
     }
 
     /// Reads in each interval, and when asked, until nobody wants to know any more.
@@ -122,9 +146,12 @@ impl Reader {
     ) {
         loop {
             let mut wish = wishes.borrow_and_update().clone();
+            let begun = Instant::now();
             let read = self.read(wish.chosen.as_ref()).await;
+            // A store that is slow gets as much rest; one that failed is tried again soon.
+            let rest = if read.is_ok() { begun.elapsed() } else { Duration::ZERO };
             publish(&news, read);
-            let due = tokio::time::sleep(interval);
+            let due = tokio::time::sleep(interval.max(rest));
             tokio::pin!(due);
             loop {
                 let changed = tokio::select! {
@@ -147,11 +174,9 @@ impl Reader {
     }
 
     /// Reads what is around another name than before, and nothing else.
-    async fn turn_to(&self, chosen: Option<&Name>, news: &watch::Sender<News>) {
+    async fn turn_to(&mut self, chosen: Option<&Name>, news: &watch::Sender<News>) {
         let Some(last) = news.borrow().reading.clone() else { return };
-        let around = self.around(&last.lines, last.more, chosen);
-        // A failure shows at the next whole reading, with its reason.
-        let Ok(Ok(around)) = tokio::time::timeout(READING_MAX, around).await else { return };
+        let around = self.around(&last.lines, last.more, chosen).await;
         if around.is_empty() {
             return;
         }
