@@ -68,7 +68,7 @@ impl<'a> Wait<'a> {
     }
 
     fn is(self, other: Self) -> bool {
-        self.line.name == other.line.name && self.claim().fence == other.claim().fence
+        self.line.name == other.line.name && self.place == other.place
     }
 }
 
@@ -239,7 +239,15 @@ fn quoted(claim: &ClaimView) -> String {
 
 fn named(before: Before<'_>) -> String {
     let word = if before.holds { "held by" } else { "behind" };
-    format!("{word} {} (fence {})", quoted(before.claim), before.claim.fence)
+    match fence(before.claim) {
+        Some(fence) => format!("{word} {} (fence {fence})", quoted(before.claim)),
+        None => format!("{word} {}", quoted(before.claim)),
+    }
+}
+
+/// The number of a claim; a Redlock has none for claims that wait.
+pub(crate) fn fence(claim: &ClaimView) -> Option<String> {
+    (claim.fence != 0).then(|| claim.fence.to_string())
 }
 
 /// One claim that waits and what for, as the contract writes it.
@@ -247,7 +255,8 @@ fn named(before: Before<'_>) -> String {
 pub(crate) struct Edge {
     name: String,
     holder: String,
-    fence: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    fence: Option<String>,
     ahead: usize,
     #[serde(rename = "for")]
     what_for: Vec<InTheWay>,
@@ -260,7 +269,8 @@ pub(crate) struct Edge {
 #[derive(Debug, Serialize)]
 struct InTheWay {
     holder: String,
-    fence: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    fence: Option<String>,
     held: bool,
 }
 
@@ -273,13 +283,13 @@ impl Edge {
         let (before, more) = wait.in_the_way();
         let what_for = before.into_iter().map(|one| InTheWay {
             holder: one.claim.holder.label().to_owned(),
-            fence: one.claim.fence.to_string(),
+            fence: fence(one.claim),
             held: one.holds,
         });
         Self {
             name: wait.line.name.as_str().to_owned(),
             holder: wait.claim().holder.label().to_owned(),
-            fence: wait.claim().fence.to_string(),
+            fence: fence(wait.claim()),
             ahead: wait.ahead(),
             what_for: what_for.collect(),
             more,
@@ -443,6 +453,19 @@ pub(crate) mod tests {
         let behind = "`r2` waits for `a`, behind `w` (fence 2), who waits for `a`, \
                       held by `r1` (fence 1)";
         assert_eq!(told[1], behind);
+    }
+
+    #[test]
+    fn claims_without_a_number_are_told_apart() {
+        let mut lines = [line("a", &["r1", "w", "r2"])];
+        lines[0].held[0].mode = Mode::Shared;
+        lines[0].waiting[1].mode = Mode::Shared;
+        lines[0].waiting.iter_mut().for_each(|claim| claim.fence = 0);
+        let told = sentences(&lines);
+        assert!(told[1].starts_with("`r2` waits for `a`, behind `w`, who waits"), "{told:?}");
+        let edges = Graph::new(&lines).edges(&lines[0]);
+        assert_eq!(edges.len(), 2);
+        assert!(edges.iter().all(|edge| edge.fence.is_none()));
     }
 
     #[test]

@@ -10,7 +10,7 @@ use leasehold::engine::{ClaimView, LineView};
 use super::model::Tone;
 use crate::duration::human;
 use crate::text::{cut, escape};
-use crate::waits::{Before, DEPTH_MAX, Graph, Wait};
+use crate::waits::{Before, DEPTH_MAX, Graph, Wait, fence};
 
 /// How many lines a picture has at most: more than anybody reads.
 const BRANCHES_MAX: usize = 200;
@@ -148,8 +148,8 @@ fn waiting(place: usize, claim: &ClaimView) -> String {
 }
 
 fn claim_text(claim: &ClaimView) -> String {
-    let holder = escape(claim.holder.label());
-    format!("{holder}  fence {}  since {}", claim.fence, human(claim.age))
+    let fence = fence(claim).map(|fence| format!("  fence {fence}")).unwrap_or_default();
+    format!("{}{fence}  since {}", escape(claim.holder.label()), human(claim.age))
 }
 
 fn note(claim: &ClaimView) -> String {

@@ -5,10 +5,10 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use leasehold::Mode;
-use leasehold_testkit::Redis;
+use leasehold_testkit::{Etcd, Postgres, Redis};
 use rustix::process::Signal;
 
-use crate::support::{BINARY, Claims, Place, bare, eventually, finish, holder, json};
+use crate::support::{BINARY, Claims, Place, Running, bare, eventually, finish, holder, json};
 use crate::terminal::Typist;
 
 const ENTER_SCREEN: &str = "\u{1b}[?1049h";
@@ -357,4 +357,63 @@ fn documents_come_one_a_line_until_a_signal_or_until_nobody_reads() {
     let mut unread = command.stdout(Stdio::piped()).spawn().expect("it starts");
     drop(unread.stdout.take());
     assert_eq!(crate::support::await_end(&mut unread), 0);
+}
+
+/// The waits around `a` on one store: `web4` holds `b`, `web1` holds `a` and waits for `b`, `web2`
+/// waits for `a`. What holders wait for is found by asking for a holder, which each engine does
+/// in its own way.
+fn tells_who_waits_for_whom(url: &str) {
+    let leasehold = |arguments: &[&str]| {
+        let mut command = bare(Path::new(BINARY));
+        command.env("LEASEHOLD_URL", url).args(arguments);
+        command
+    };
+    let shown = |name: &str| json(&finish(&mut leasehold(&["show", "--json", name])).stdout);
+    let script = "echo up; read line";
+    let hold = ["--holder", "web4", "run", "b", "--", "sh", "-c", script];
+    let mut holder = Running::start(&mut leasehold(&hold));
+    assert_eq!(holder.line(), "up");
+    let nested = ["--holder", "web1", "run", "--pass-url", "a", "--", BINARY, "run", "b", "--"];
+    let _nested = Running::start(&mut leasehold(&[&nested[..], &["true"]].concat()));
+    eventually("the nested run waits", || {
+        shown("b")["waiting"].as_array().map(Vec::len) == Some(1)
+    });
+    let _waiter = Running::start(&mut leasehold(&["--holder", "web2", "run", "a", "--", "true"]));
+    eventually("another waits", || shown("a")["waiting"].as_array().map(Vec::len) == Some(1));
+    let told = finish(&mut leasehold(&["show", "a"])).stdout;
+    let sentence = told.lines().last().unwrap_or_default();
+    assert!(sentence.starts_with("`web2` waits for `a`, held by `web1` (fence "), "{told}");
+    assert!(sentence.contains("), who waits for `b`, held by `web4` (fence "), "{told}");
+    // Both have one waiter, and the older wait is the one for `b`.
+    let contended = finish(&mut leasehold(&["top", "--once"])).stdout;
+    assert!(contended.contains("\nwho waits for whom: b\n├─ held by web4  "), "{contended}");
+    let picture = finish(&mut leasehold(&["top", "--once", "--prefix", "a"])).stdout;
+    assert!(picture.contains("\n├─ held by web1  "), "{picture}");
+    assert!(picture.contains("\n│  └─ waits for b  "), "{picture}");
+    assert!(picture.contains("\n│     └─ held by web4  "), "{picture}");
+    assert!(picture.contains("\n└─ waits 1  web2  "), "{picture}");
+    holder.write("\n");
+}
+
+#[test]
+fn redis_tells_who_waits_for_whom() {
+    tells_who_waits_for_whom(Redis::new().start_blocking().expect("a server starts").url());
+}
+
+#[test]
+fn postgres_tells_who_waits_for_whom() {
+    tells_who_waits_for_whom(Postgres::new().start_blocking().expect("a server starts").url());
+}
+
+#[test]
+fn etcd_tells_who_waits_for_whom() {
+    tells_who_waits_for_whom(Etcd::new().start_blocking().expect("a server starts").url());
+}
+
+#[test]
+fn redlock_tells_who_waits_for_whom() {
+    let servers = Redis::new().start_many_blocking(3).expect("servers start");
+    let hosts = servers.servers().iter().map(|server| server.address().to_string());
+    let hosts = hosts.collect::<Vec<_>>().join(",");
+    tells_who_waits_for_whom(&format!("redlock://{hosts}"));
 }
