@@ -79,6 +79,9 @@ pub(crate) enum Command {
     /// Prints events as they happen.
     #[command(after_help = help::WATCH)]
     Watch(Watch),
+    /// Shows names by contention, who holds them and who waits, live on the whole screen.
+    #[command(after_help = help::LIVE)]
+    Top(Top),
     /// Takes a lock from whoever holds it.
     #[command(after_help = help::FORCE_RELEASE)]
     ForceRelease(ForceRelease),
@@ -200,6 +203,21 @@ pub(crate) struct Show {
 pub(crate) struct Watch {
     /// The lock; all of them unless said.
     pub(crate) name: Option<String>,
+}
+
+/// `top`.
+#[derive(Debug, Args)]
+pub(crate) struct Top {
+    /// How long between two readings: 100ms to 1h.
+    #[arg(long, value_name = "D", default_value = "1s", allow_hyphen_values = true)]
+    #[arg(value_parser = duration::parse_interval)]
+    pub(crate) interval: Duration,
+    /// Only names that begin with this.
+    #[arg(long, value_name = "P")]
+    pub(crate) prefix: Option<String>,
+    /// Prints one picture as plain text and ends; needs no terminal.
+    #[arg(long)]
+    pub(crate) once: bool,
 }
 
 /// `force-release`.

@@ -84,6 +84,17 @@ pub(crate) fn parse_hold(text: &str) -> Result<Duration, String> {
     Ok(span)
 }
 
+/// Reads the time between two readings: long enough for a store to answer, short enough to be
+/// called live.
+pub(crate) fn parse_interval(text: &str) -> Result<Duration, String> {
+    let span = parse(text)?;
+    let (min, max) = (Duration::from_millis(100), Duration::from_secs(3_600));
+    match (min..=max).contains(&span) {
+        true => Ok(span),
+        false => Err(format!("it must be between 100ms and 1h; this one is {}", human(span))),
+    }
+}
+
 /// A duration for people: two units at most, rounded down.
 pub(crate) fn human(span: Duration) -> String {
     let ms = u64::try_from(span.as_millis()).unwrap_or(u64::MAX);
@@ -155,6 +166,15 @@ mod tests {
             assert!(message.contains("between 100ms and 24h"), "{message}");
         }
         assert!(parse_ttl("100ms").is_ok() && parse_ttl("24h").is_ok());
+    }
+
+    #[test]
+    fn an_interval_out_of_bounds_names_the_bounds() {
+        for text in ["0s", "99ms", "2h"] {
+            let message = parse_interval(text).expect_err(text);
+            assert!(message.contains("between 100ms and 1h"), "{message}");
+        }
+        assert!(parse_interval("100ms").is_ok() && parse_interval("1h").is_ok());
     }
 
     #[test]

@@ -85,9 +85,13 @@ Examples:
   leasehold list --json | jq -r '.[] | select(.waiting != []) | .name'";
 
 pub(crate) const SHOW: &str = "\
+Below the table it says who waits for whom, and follows holders that wait for other names
+themselves; whoever waits for each other is called a cycle.
+
 Examples:
   leasehold show deploy
-  leasehold show --json deploy | jq -r '.held[].holder'";
+  leasehold show --json deploy | jq -r '.held[].holder'
+  leasehold show --json deploy | jq '.waits[] | select(.cycle)'";
 
 pub(crate) const STATS: &str = "\
 Clients add up their counts every few seconds and when they end.
@@ -101,6 +105,20 @@ Examples:
   leasehold watch
   leasehold watch deploy
   leasehold watch --json | jq -c 'select(.event == \"expired\")'";
+
+pub(crate) const LIVE: &str = "\
+Names come by contention: most waiting first, then the longest wait. Below the table is the picture
+of the chosen name: who holds it, who waits in which order, and what its holders wait for
+themselves. ! marks waits of 10s and longer, !! of a minute and longer; NO_COLOR is respected.
+
+Keys: arrows or j k PgUp PgDn Home End move, Enter shows or hides the picture, / filters, s sorts,
+p pauses, r reads now, ? has them all, q ends.
+
+Examples:
+  leasehold top
+  leasehold top --prefix job: --interval 5s
+  leasehold top --once                               one picture as text, for a report
+  leasehold top --json | jq -c '[.active, .waiting]'";
 
 pub(crate) const FORCE_RELEASE: &str = "\
 The holder is not asked. It hears of it at its next renewal; until then two may believe that they

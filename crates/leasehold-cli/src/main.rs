@@ -25,8 +25,10 @@ mod supervise;
 mod take;
 mod terminal;
 mod text;
+mod top;
 mod view;
 mod waiting;
+mod waits;
 mod watch;
 
 use clap::Parser as _;
@@ -49,7 +51,9 @@ fn main() {
 }
 
 fn start(cli: Cli) -> Outcome {
-    if cli.globals.verbose {
+    // Lines on standard error would be written across the screen of `top`.
+    let draws = matches!(&cli.command, Command::Top(top) if !top.once && !cli.globals.json);
+    if cli.globals.verbose && !draws {
         log::install();
     }
     if let Command::Completions(completions) = &cli.command {
@@ -79,6 +83,7 @@ async fn dispatch(cli: Cli) -> Outcome {
         Command::Show(show) => view::show(show, open).await,
         Command::Stats => admin::stats(&open().await?).await,
         Command::Watch(watch) => watch::watch(watch, open).await,
+        Command::Top(top) => top::top(top, globals.json, open).await,
         Command::ForceRelease(order) => admin::force_release(order, open).await,
         Command::Doctor => doctor::doctor(&open().await?).await,
         Command::Init(init) if init.print => {

@@ -1,5 +1,7 @@
 //! `list` and `show`: lines as tables for people and as JSON for programs.
 
+use std::time::Duration;
+
 use leasehold::engine::{ClaimView, LineView, Query};
 use leasehold::error::Kind;
 use leasehold::{Mode, Name};
@@ -12,21 +14,33 @@ use crate::exit::{self, Failure, Outcome};
 use crate::out;
 use crate::store::Store;
 use crate::text::{cut, escape, wall_clock_ago};
+use crate::waits::{self, Edge, Gathered, Graph};
 
 /// How much of a note fits a row of `list`; `show` has all of it.
 const NOTE_WIDTH: usize = 48;
+
+/// How long `show` follows who waits for whom: somebody waits for the table.
+const FOLLOWED_FOR: Duration = Duration::from_secs(3);
 
 const HEADER: [&str; 8] = ["NAME", "MODE", "CLAIM", "HOLDER", "FENCE", "SINCE", "LEFT", "NOTE"];
 
 /// One line as the contract writes it.
 #[derive(Debug, Serialize)]
-struct Line<'a> {
+pub(crate) struct Line<'a> {
     name: &'a str,
     mode: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     limit: Option<u32>,
     held: Vec<Held<'a>>,
     waiting: Vec<Waits<'a>>,
+}
+
+/// One line of `show`, with who waits for whom.
+#[derive(Debug, Serialize)]
+struct Shown<'a> {
+    #[serde(flatten)]
+    line: Line<'a>,
+    waits: Vec<Edge>,
 }
 
 /// A claim that holds, as the contract writes it.
@@ -62,7 +76,7 @@ impl<'a> Held<'a> {
 }
 
 impl<'a> Line<'a> {
-    fn of(line: &'a LineView) -> Self {
+    pub(crate) fn of(line: &'a LineView) -> Self {
         let limit = match line.kind {
             Kind::Permits { of } => Some(of),
             _ => None,
@@ -90,7 +104,7 @@ impl<'a> Line<'a> {
 }
 
 /// What a line is in use as: by who holds it, else by who is next.
-fn mode(line: &LineView) -> &'static str {
+pub(crate) fn mode(line: &LineView) -> &'static str {
     match line.held.first().or(line.waiting.first()).map(|claim| claim.mode) {
         Some(Mode::Shared) => "shared",
         Some(Mode::Permits { .. }) => "permits",
@@ -138,16 +152,46 @@ pub(crate) async fn show(
 ) -> Outcome {
     let name = Name::new(&show.name)?;
     let store = open().await?;
-    let line = store.client.show(&name).await?;
-    match (&line, store.voice.json) {
-        (Some(line), true) => out::print_json(&Line::of(line))?,
-        (None, true) => out::print_json(&Line::free(&name))?,
-        (Some(line), false) => {
-            out::print(&table(std::slice::from_ref(line), usize::MAX, true))?;
+    let Some(line) = store.client.show(&name).await? else {
+        match store.voice.json {
+            true => out::print_json(&Shown { line: Line::free(&name), waits: Vec::new() })?,
+            false => out::print(&format!("`{}` is free\n", escape(name.as_str())))?,
         }
-        (None, false) => out::print(&format!("`{}` is free\n", escape(name.as_str())))?,
+        return Ok(exit::DONE);
+    };
+    let gathered = waits::gather(&store.client, line, FOLLOWED_FOR).await;
+    if let Some(error) = &gathered.trouble {
+        store.voice.warn(&format!("cannot follow what holders wait for: {error}"));
+    }
+    let line = &gathered.lines[0];
+    if store.voice.json {
+        let waits = Graph::new(&gathered.lines).edges(line);
+        out::print_json(&Shown { line: Line::of(line), waits })?;
+    } else {
+        let table = table(std::slice::from_ref(line), usize::MAX, true);
+        out::print(&(table + &waits_section(&gathered)))?;
     }
     Ok(exit::DONE)
+}
+
+/// Who waits for whom, a sentence for each chain; nothing where nobody waits.
+fn waits_section(gathered: &Gathered) -> String {
+    let (chains, left_out) = Graph::new(&gathered.lines).chains(&gathered.lines[0]);
+    if chains.is_empty() {
+        return String::new();
+    }
+    let mut text = "\nWAITS\n".to_owned();
+    for chain in &chains {
+        text.push_str(&chain.sentence());
+        text.push('\n');
+    }
+    if left_out > 0 {
+        text.push_str(&format!("… and {left_out} more\n"));
+    }
+    if !gathered.whole {
+        text.push_str("… more claims are concerned than were followed\n");
+    }
+    text
 }
 
 /// A row for each claim, columns as wide as they need to be.

@@ -126,7 +126,7 @@ fn print(store: &Store, line: &Line<'_>) -> io::Result<()> {
 
 /// Ends when nobody reads standard output any more, so that `watch | head -1` does not sit there
 /// until the next event. Never ends where that cannot be known, as with a file.
-fn reader_gone() -> impl Future<Output = ()> {
+pub(crate) fn reader_gone() -> impl Future<Output = ()> {
     // A copy, only to be told of its errors; nothing is written to it. Its mode stays as it is:
     // others share it.
     let output = io::stdout().as_fd().try_clone_to_owned();

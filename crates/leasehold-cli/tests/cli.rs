@@ -23,5 +23,7 @@ mod stores;
 mod support;
 #[path = "cli/terminal.rs"]
 mod terminal;
+#[path = "cli/top.rs"]
+mod top;
 #[path = "cli/views.rs"]
 mod views;

@@ -8,6 +8,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
+use leasehold::claim::{Claim, ClaimKey, Note, Standing, Token};
+use leasehold::engine::Engine as _;
+use leasehold::sqlite::Sqlite;
+use leasehold::{Holder, Mode, Name};
 use rustix::process::{Pid, Signal};
 use serde_json::Value;
 
@@ -109,6 +113,41 @@ impl Drop for Place {
     fn drop(&mut self) {
         let _ignored = std::fs::remove_dir_all(&self.folder);
     }
+}
+
+/// Claims that nobody acts for: they stand in their lines for an hour, whatever becomes of them.
+/// For pictures that would not last, such as a deadlock, which the library would end.
+pub(crate) struct Claims {
+    engine: Sqlite,
+    runtime: tokio::runtime::Runtime,
+}
+
+impl Claims {
+    pub(crate) fn on(place: &Place) -> Self {
+        let engine = Sqlite::open(place.path("locks.db")).expect("the store of the place");
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        Self { engine, runtime: runtime.expect("a runtime") }
+    }
+
+    /// Puts a claim in line; whether it holds at once.
+    pub(crate) fn stand(&self, holder: &Holder, mode: Mode, name: &str) -> bool {
+        let hour = Duration::from_secs(3_600);
+        let claim = Claim {
+            key: ClaimKey { name: Name::new(name).expect("a name"), token: Token::random() },
+            mode,
+            holder: holder.clone(),
+            note: Note::new("by hand").expect("a note"),
+            ttl: hour,
+            patience: hour,
+            join: true,
+        };
+        let standing = self.runtime.block_on(self.engine.claim(&claim)).expect("it stands");
+        matches!(standing, Standing::Held { .. })
+    }
+}
+
+pub(crate) fn holder(label: &str) -> Holder {
+    Holder::labelled(label).expect("a label")
 }
 
 /// A command without anything of `leasehold` in its environment, and without input.

@@ -9,20 +9,24 @@ use std::process::{Child, Command};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
+use rustix::process::{Signal, kill_process};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+use rustix::termios::{Termios, Winsize, tcgetattr, tcsetwinsize};
 
-use crate::support::{BINARY, BOUND, Place, await_end, bare};
+use crate::support::{BINARY, BOUND, Place, await_end, bare, pid};
 
 /// A program at a terminal of its own.
-struct Typist {
+pub(crate) struct Typist {
     keyboard: File,
     screen: Receiver<Vec<u8>>,
     seen: String,
     child: Child,
+    /// The settings of the terminal before the program had it.
+    before: Termios,
 }
 
 impl Typist {
-    fn start(command: &mut Command) -> Self {
+    pub(crate) fn start(command: &mut Command) -> Self {
         let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).expect("a terminal");
         grantpt(&master).expect("granted");
         unlockpt(&master).expect("unlocked");
@@ -40,6 +44,7 @@ impl Typist {
                 Ok(())
             });
         }
+        let before = tcgetattr(&master).expect("a terminal has settings");
         let child = command.spawn().expect("it starts");
         let keyboard = File::from(master);
         let mut screen = keyboard.try_clone().expect("a second hand");
@@ -54,16 +59,16 @@ impl Typist {
         });
         // The command keeps the other sides open as long as it is not dropped.
         *command = Command::new("true");
-        Self { keyboard, screen: receiver, seen: String::new(), child }
+        Self { keyboard, screen: receiver, seen: String::new(), child, before }
     }
 
-    fn press(&mut self, keys: &str) {
+    pub(crate) fn press(&mut self, keys: &str) {
         self.keyboard.write_all(keys.as_bytes()).expect("it takes keys");
     }
 
     /// Waits until the screen has shown `text` since the last call.
     #[track_caller]
-    fn expect(&mut self, text: &str) -> String {
+    pub(crate) fn expect(&mut self, text: &str) -> String {
         let begun = Instant::now();
         loop {
             if let Some(at) = self.seen.find(text) {
@@ -77,8 +82,30 @@ impl Typist {
         }
     }
 
+    /// Whether the terminal has the settings that it had before.
+    pub(crate) fn is_as_before(&self) -> bool {
+        let settings = |one: &Termios| (one.local_modes, one.input_modes, one.output_modes);
+        let now = tcgetattr(&self.keyboard).expect("a terminal has settings");
+        settings(&now) == settings(&self.before)
+    }
+
+    pub(crate) fn resize(&mut self, columns: u16, rows: u16) {
+        let size = Winsize { ws_col: columns, ws_row: rows, ws_xpixel: 0, ws_ypixel: 0 };
+        tcsetwinsize(&self.keyboard, size).expect("a terminal has a size");
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        kill_process(pid(self.child.id().into()), signal).expect("it is there to be signalled");
+    }
+
+    /// Waits for the end without taking the terminal away.
     #[track_caller]
-    fn end(mut self) -> i32 {
+    pub(crate) fn await_end(&mut self) -> i32 {
+        await_end(&mut self.child)
+    }
+
+    #[track_caller]
+    pub(crate) fn end(mut self) -> i32 {
         await_end(&mut self.child)
     }
 }

@@ -3,9 +3,10 @@
 use std::io::BufRead as _;
 use std::process::Stdio;
 
+use leasehold::Mode;
 use rustix::process::Signal;
 
-use crate::support::{Place, handle, json};
+use crate::support::{Claims, Place, handle, holder, json};
 
 fn keys(value: &serde_json::Value) -> Vec<&str> {
     let mut keys: Vec<&str> =
@@ -25,7 +26,8 @@ fn the_json_of_list_and_show_is_as_the_contract_says() {
     let list = json(&place.expect(0, &["list", "--json"]).stdout);
     let show = place.show("job:1");
     assert_eq!(list.as_array().map(Vec::len), Some(2));
-    assert_eq!(keys(&show), ["held", "mode", "name", "waiting"]);
+    assert_eq!(keys(&show), ["held", "mode", "name", "waiting", "waits"]);
+    assert_eq!(keys(&list[0]), ["held", "mode", "name", "waiting"]);
     assert_eq!((&show["name"], &show["mode"]), (&"job:1".into(), &"exclusive".into()));
     let held = &show["held"][0];
     assert_eq!(keys(held), ["acquired_at", "fence", "holder", "note", "remaining_ms"]);
@@ -51,6 +53,57 @@ fn a_free_name_is_shown_as_free() {
 }
 
 #[test]
+fn show_says_who_waits_for_whom() {
+    let place = Place::new();
+    let alone = place.hold(&["--holder", "worker-1"], "a");
+    let table = place.expect(0, &["show", "a"]).stdout;
+    assert!(!table.contains("WAITS"), "nobody waits: {table}");
+    let _waiter = place.start(&["run", "--holder", "worker-2", "a", "--", "true"]);
+    place.await_waiting("a", 1);
+    let table = place.expect(0, &["show", "a"]).stdout;
+    let (fence, waits) = (alone.fence, "`worker-2` waits for `a`, held by `worker-1`");
+    assert!(table.ends_with(&format!("\nWAITS\n{waits} (fence {fence})\n")), "{table}");
+    let edge = &place.show("a")["waits"][0];
+    assert_eq!(keys(edge), ["ahead", "cycle", "fence", "for", "holder", "name"]);
+    assert_eq!((&edge["name"], &edge["holder"]), (&"a".into(), &"worker-2".into()));
+    assert_eq!((&edge["ahead"], &edge["cycle"]), (&1.into(), &false.into()));
+    let what_for = &edge["for"][0];
+    assert_eq!(keys(what_for), ["fence", "held", "holder"]);
+    assert_eq!((&what_for["holder"], &what_for["held"]), (&"worker-1".into(), &true.into()));
+    assert_eq!(what_for["fence"], fence.to_string());
+}
+
+#[test]
+fn show_follows_holders_that_wait_elsewhere_and_calls_a_cycle_one() {
+    let place = Place::new();
+    let claims = Claims::on(&place);
+    let [one, two, three] = ["worker-1", "worker-2", "worker-3"].map(holder);
+    let stand = |holder, name| claims.stand(holder, Mode::Exclusive, name);
+    assert!(stand(&one, "b") && stand(&two, "a") && !stand(&three, "b"));
+    assert!(!stand(&one, "a"));
+    let told = || place.expect(0, &["show", "b"]).stdout;
+    let chain = told();
+    let start = "`worker-3` waits for `b`, held by `worker-1` (fence ";
+    let middle = "), who waits for `a`, held by `worker-2` (fence ";
+    assert!(chain.contains(start) && chain.contains(middle), "{chain}");
+    assert!(!chain.contains("cycle"), "{chain}");
+    assert!(!stand(&two, "b"));
+    let cycle = told();
+    let own = cycle.lines().find(|line| line.starts_with("`worker-2` waits for `b`"));
+    let own = own.expect("the last to come");
+    assert!(own.contains(", who waits for `a`, held by `worker-2`"), "{own}");
+    assert!(own.ends_with(": a cycle"), "{own}");
+    let waits = place.show("b")["waits"].as_array().expect("an array").clone();
+    let edge = |label: &str| waits.iter().find(|edge| edge["holder"] == label).expect("an edge");
+    assert_eq!(edge("worker-3")["cycle"], false);
+    assert_eq!(edge("worker-2")["cycle"], true);
+    assert_eq!(
+        (&edge("worker-1")["name"], &edge("worker-1")["cycle"]),
+        (&"a".into(), &true.into())
+    );
+}
+
+#[test]
 fn tables_are_for_reading_and_cannot_be_forged() {
     let place = Place::new();
     let _holder = place.hold(&["--note", "red \u{1b}[31m\nforged"], "evil\u{1b}[2J\nname");
@@ -59,7 +112,9 @@ fn tables_are_for_reading_and_cannot_be_forged() {
     for arguments in [&["list"][..], &["show", "evil\u{1b}[2J\nname"]] {
         let table = place.expect(0, arguments).stdout;
         let lines: Vec<&str> = table.lines().collect();
-        assert_eq!(lines.len(), 3, "{table}");
+        // `show` says below it who waits for whom, after an empty line and a heading.
+        let below = if arguments[0] == "show" { 3 } else { 0 };
+        assert_eq!(lines.len(), 3 + below, "{table}");
         assert!(lines[0].starts_with("NAME"), "{table}");
         assert!(lines[1].contains("held") && lines[1].contains("red \\u{1b}[31m\\nforged"));
         assert!(lines[2].contains("waits 1"), "{table}");

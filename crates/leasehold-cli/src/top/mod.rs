@@ -1,0 +1,335 @@
+//! `top`: names by contention, who holds them, who waits, live.
+//!
+//! Three who do not wait for each other: a thread reads the store (`reader.rs`), another the
+//! keyboard (`input.rs`), and this one draws (`view.rs`) what the model says (`model.rs`) and
+//! looks after signals. The terminal itself is `screen.rs`.
+
+mod input;
+mod keys;
+mod model;
+mod picture;
+mod rates;
+mod reader;
+mod screen;
+mod view;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::Signal;
+use serde::Serialize;
+use tokio::sync::{mpsc, watch};
+
+use crate::args;
+use crate::exit::{self, Failure, Outcome};
+use crate::out;
+use crate::signals::{self, Signals};
+use crate::store::Store;
+use crate::text::{self, wall_clock_ago};
+use crate::view::Line;
+use crate::watch::reader_gone;
+
+use self::keys::Key;
+use self::model::{Action, Model, Reading, Wish};
+use self::rates::Rates;
+use self::reader::{News, Reader};
+use self::screen::Screen;
+use self::view::{Theme, View};
+
+/// How often the screen is drawn when nothing happens: its ages are in seconds.
+const TICK: Duration = Duration::from_secs(1);
+
+/// How often to look whether the terminal is ours again: a shell that takes a job out of the
+/// background sends no signal if it was never stopped.
+const BACKGROUND_TICK: Duration = Duration::from_millis(100);
+
+/// Shows the store until somebody has seen enough.
+pub(crate) async fn top(
+    top: args::Top,
+    json: bool,
+    open: impl AsyncFnOnce() -> Result<Store, Failure>,
+) -> Outcome {
+    if !top.once && !json && !screen::is_there() {
+        return Err(Failure::usage("there is no terminal to draw on")
+            .hint("`--once` prints one picture as text, `--json` a document in each interval"));
+    }
+    let mut signals = Signals::catch()?;
+    let store = tokio::select! {
+        biased;
+        signal = signals.ending(|| {}) => return Ok(exit::of_signal(signal as i32)),
+        store = open() => store?,
+    };
+    let reader = Reader::new(store.client.clone(), top.prefix.clone());
+    match (top.once, json) {
+        (false, false) => Live::new(&top, &store, reader)?.run(&mut signals).await,
+        (true, false) => once(&top, &store, reader, &mut signals).await,
+        (once, true) => stream(&top, once, &store, reader, &mut signals).await,
+    }
+}
+
+fn model_of(top: &args::Top, store: &Store) -> Model {
+    let info = store.client.info();
+    let mut model = Model::new(info.store.clone(), info.engine, top.interval);
+    model.prefix.clone_from(&top.prefix);
+    model
+}
+
+/// Prints one picture as text.
+async fn once(
+    top: &args::Top,
+    store: &Store,
+    mut reader: Reader,
+    signals: &mut Signals,
+) -> Outcome {
+    let mut model = model_of(top, store);
+    // The second reading knows which name is the most contended, and reads what is around it; it
+    // is not needed where all lines were read.
+    let read = async {
+        let reading = reader.read(None).await?;
+        let whole = !reading.more && top.prefix.is_none();
+        model.hear(Some(Arc::new(reading)), None);
+        if !whole {
+            let chosen = model.wish().chosen;
+            let reading = reader.read(chosen.as_ref()).await?;
+            model.hear(Some(Arc::new(reading)), None);
+        }
+        Ok(())
+    };
+    let read: Result<(), String> = tokio::select! {
+        biased;
+        signal = signals.ending(|| {}) => return Ok(exit::of_signal(signal as i32)),
+        read = read => read,
+    };
+    read.map_err(|message| Failure::new(exit::UNREACHABLE, message))?;
+    out::print(&view::once(&model))?;
+    Ok(exit::DONE)
+}
+
+/// What was read, as one line of JSON.
+#[derive(Debug, Serialize)]
+struct Document<'a> {
+    at: String,
+    engine: &'static str,
+    store: String,
+    active: u64,
+    waiting: u64,
+    rates: Option<Rates>,
+    /// Whether there are more names than these.
+    more: bool,
+    names: Vec<Line<'a>>,
+}
+
+/// That nothing was read, as one line of JSON.
+#[derive(Debug, Serialize)]
+struct Unread {
+    at: String,
+    engine: &'static str,
+    store: String,
+    error: String,
+}
+
+/// Prints a document in each interval, or one.
+async fn stream(
+    top: &args::Top,
+    once: bool,
+    store: &Store,
+    mut reader: Reader,
+    signals: &mut Signals,
+) -> Outcome {
+    let mut reader_gone = std::pin::pin!(reader_gone());
+    loop {
+        let step = async {
+            match reader.read(None).await {
+                Ok(reading) => print_reading(top, store, reading)?,
+                Err(message) if once => return Err(Failure::new(exit::UNREACHABLE, message)),
+                Err(message) => out::print_json(&unread(store, &message))?,
+            }
+            if !once {
+                tokio::time::sleep(top.interval).await;
+            }
+            Ok(())
+        };
+        tokio::select! {
+            biased;
+            signal = signals.ending(|| {}) => return Ok(exit::of_signal(signal as i32)),
+            () = &mut reader_gone => return Ok(exit::DONE),
+            step = step => step?,
+        }
+        if once {
+            return Ok(exit::DONE);
+        }
+    }
+}
+
+fn print_reading(top: &args::Top, store: &Store, reading: Reading) -> Result<(), Failure> {
+    let mut model = model_of(top, store);
+    let reading = Arc::new(reading);
+    model.hear(Some(Arc::clone(&reading)), None);
+    let (active, waiting) = model.active_and_waiting();
+    let names = model.rows.iter().map(|row| Line::of(&reading.lines[row.line]));
+    let document = Document {
+        at: wall_clock_ago(Duration::ZERO),
+        engine: model.engine,
+        store: text::redact(&model.store),
+        active,
+        waiting,
+        rates: reading.rates,
+        more: reading.more,
+        names: names.collect(),
+    };
+    Ok(out::print_json(&document)?)
+}
+
+fn unread(store: &Store, message: &str) -> Unread {
+    let info = store.client.info();
+    Unread {
+        at: wall_clock_ago(Duration::ZERO),
+        engine: info.engine,
+        store: text::redact(&info.store),
+        error: text::redact(message),
+    }
+}
+
+/// The full-screen view.
+#[derive(Debug)]
+struct Live {
+    model: Model,
+    view: View,
+    /// `None` while the terminal is somebody else's.
+    screen: Option<Screen>,
+    wishes: watch::Sender<Wish>,
+    news: watch::Receiver<News>,
+    keys: mpsc::Receiver<Key>,
+}
+
+impl Live {
+    fn new(top: &args::Top, store: &Store, reader: Reader) -> Result<Self, Failure> {
+        let (wishes, receiver) = watch::channel(Wish::default());
+        Ok(Self {
+            model: model_of(top, store),
+            view: View::new(Theme::of_environment()),
+            screen: None,
+            wishes,
+            news: reader::start(reader, top.interval, receiver)?,
+            keys: input::start()?,
+        })
+    }
+
+    async fn run(mut self, signals: &mut Signals) -> Outcome {
+        loop {
+            self.draw()?;
+            self.wish();
+            let tick = if self.screen.is_some() { TICK } else { BACKGROUND_TICK };
+            tokio::select! {
+                biased;
+                signal = signals.next() => {
+                    if let Some(status) = self.obey(signal)? {
+                        return Ok(status);
+                    }
+                }
+                key = self.keys.recv() => {
+                    let Some(key) = key else {
+                        drop(self.screen.take());
+                        return Err(Failure::new(exit::OUTPUT, "the terminal went away"));
+                    };
+                    if self.press_all(key)? {
+                        return Ok(exit::DONE);
+                    }
+                }
+                changed = self.news.changed() => {
+                    if changed.is_err() {
+                        drop(self.screen.take());
+                        return Err(Failure::new(exit::UNREACHABLE, "reading the store failed"));
+                    }
+                    let News { reading, trouble } = self.news.borrow_and_update().clone();
+                    self.model.hear(reading, trouble);
+                }
+                () = tokio::time::sleep(tick) => {}
+            }
+        }
+    }
+
+    fn draw(&mut self) -> Result<(), Failure> {
+        // In the background there is nothing to draw on; that it is ours again shows soon.
+        if self.screen.is_none() && screen::is_ours() {
+            self.screen = Some(Screen::enter()?);
+        }
+        let (model, view) = (&mut self.model, &mut self.view);
+        if let Some(screen) = &mut self.screen {
+            screen.draw(|frame| view.draw(frame, model, Instant::now()))?;
+        }
+        Ok(())
+    }
+
+    /// Tells the reader if something else is wanted than before.
+    fn wish(&self) {
+        let wish = self.model.wish();
+        self.wishes.send_if_modified(|last| {
+            let changed = *last != wish;
+            *last = wish;
+            changed
+        });
+    }
+
+    /// What a signal asks for; a status if it is to end.
+    fn obey(&mut self, signal: Signal) -> Result<Option<u8>, Failure> {
+        match signal {
+            Signal::SIGWINCH => self.renew()?,
+            Signal::SIGTSTP => self.suspend(false),
+            // Whoever had the terminal meanwhile may have left anything on it.
+            Signal::SIGCONT => drop(self.screen.take()),
+            Signal::SIGCHLD => {}
+            ending => {
+                drop(self.screen.take());
+                return Ok(Some(exit::of_signal(ending as i32)));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Takes all keys that were pressed before it draws again; whether it is to end.
+    fn press_all(&mut self, first: Key) -> Result<bool, Failure> {
+        let mut next = Some(first);
+        while let Some(key) = next {
+            if self.press(key)? {
+                return Ok(true);
+            }
+            next = self.keys.try_recv().ok();
+        }
+        Ok(false)
+    }
+
+    /// What a key asks for; whether it is to end.
+    fn press(&mut self, key: Key) -> Result<bool, Failure> {
+        // Help goes first: who reads it and presses Escape wants back.
+        if self.model.help && key != Key::Ctrl('c') {
+            self.model.help = false;
+            return Ok(false);
+        }
+        let action = match self.model.typing {
+            Some(_) => keys::while_typing(key),
+            None => keys::command(key),
+        };
+        match action {
+            Some(Action::Quit) => return Ok(true),
+            Some(Action::Suspend) => self.suspend(true),
+            Some(Action::Redraw) => self.renew()?,
+            Some(action) => self.model.act(action),
+            None => {}
+        }
+        Ok(false)
+    }
+
+    fn renew(&mut self) -> Result<(), Failure> {
+        match &mut self.screen {
+            Some(screen) => Ok(screen.renew()?),
+            None => Ok(()),
+        }
+    }
+
+    /// Stops, with the terminal as it was; goes on when somebody lets it.
+    fn suspend(&mut self, whole_group: bool) {
+        drop(self.screen.take());
+        signals::stop_self(whole_group);
+    }
+}
