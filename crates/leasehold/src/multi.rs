@@ -17,6 +17,9 @@ use crate::error::{Error, Invalid, LostCause, Result};
 use crate::lease::Lease;
 use crate::name::Name;
 
+/// The most names in one exchange, so that none of them holds a store up for long.
+const AT_ONCE_MAX: usize = 128;
+
 /// Locks that are taken together; made by [`Client::all`] and [`Client::mutexes`].
 ///
 /// A name that is listed twice is one.
@@ -27,9 +30,6 @@ pub struct Multi {
 }
 
 impl Multi {
-    /// The most names that are taken together: more would be one lock with a better name.
-    pub const NAMES_MAX: usize = 256;
-
     pub(crate) fn new(requests: impl IntoIterator<Item = Request>) -> Self {
         Self { requests: Self::sorted(requests.into_iter().collect()) }
     }
@@ -56,8 +56,8 @@ impl Multi {
             }
             last = Some(name);
         }
-        if sorted.is_empty() || sorted.len() > Self::NAMES_MAX {
-            let (what, rule) = ("names taken together", "at least one and at most 256");
+        if sorted.is_empty() {
+            let (what, rule) = ("names taken together", "at least one");
             return Err(Invalid::Setting { what, rule });
         }
         if !sorted.iter().all(|request| request.client().is_same(sorted[0].client())) {
@@ -132,7 +132,8 @@ impl Multi {
 async fn at_once(requests: &[Request]) -> Result<Option<Vec<Lease>>> {
     let client = requests[0].client();
     let keeper = &client.inner.keeper;
-    let many = keeper.engine.info().can.many && requests.len() > 1;
+    let some = 2..=AT_ONCE_MAX;
+    let many = keeper.engine.info().can.many && some.contains(&requests.len());
     if !many || requests.iter().any(Request::is_reentrant) {
         return Ok(None);
     }
