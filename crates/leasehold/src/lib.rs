@@ -33,6 +33,7 @@ pub mod blocking;
 pub mod claim;
 mod client;
 pub mod clock;
+pub mod deadlock;
 pub mod engine;
 pub mod error;
 #[cfg(feature = "etcd")]
@@ -46,6 +47,8 @@ pub mod line;
 pub mod memory;
 mod mutex;
 mod name;
+mod notice;
+mod notices;
 pub mod observe;
 #[cfg(feature = "postgres")]
 pub mod postgres;
@@ -54,6 +57,8 @@ pub mod quorum;
 pub mod redis;
 mod registry;
 mod scheme;
+mod scope;
+mod search;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
 mod tenure;

@@ -17,8 +17,8 @@ use crate::bell::Bell;
 use crate::claim::{Claim, ClaimKey, Holder, HolderId, Released, Renewal, Standing, Token};
 use crate::clock::{Clock, Moment, SystemClock, VirtualClock};
 use crate::engine::{
-    Capabilities, Counts, Engine, Event, EventKind, Eviction, Finding, Info, Level, LineView, Page,
-    Query, Select, Totals, Wake,
+    Capabilities, Counts, Engine, Event, EventKind, Eviction, Finding, Info, Level, LineView,
+    Notice, Page, Query, Select, Totals, Wait, Wake,
 };
 use crate::error::{Error, Result};
 use crate::lane::Lane;
@@ -66,6 +66,8 @@ struct Store {
     /// How many watch; the channel could tell, but only under its lock.
     watchers: AtomicUsize,
     meddling: Meddling,
+    /// What clients say of their long waits, by holder and client, and until when it counts.
+    notices: Mutex<HashMap<HolderId, HashMap<u128, (Vec<Wait>, Moment)>>>,
 }
 
 #[derive(Debug, Default)]
@@ -146,6 +148,7 @@ impl Memory {
             events: broadcast::channel(EVENTS_MAX).0,
             watchers: AtomicUsize::new(0),
             meddling: Meddling::default(),
+            notices: Mutex::default(),
         };
         Self { store: Arc::new(store) }
     }
@@ -464,6 +467,29 @@ impl Engine for Memory {
         }
         let next = lines.last().filter(|_| more).map(|line: &LineView| line.name.clone());
         Ok(Page { lines, next })
+    }
+
+    async fn announce(&self, notice: &Notice) -> Result<()> {
+        let now = self.store.clock.now();
+        let mut notices = lock(&self.store.notices);
+        let said = notices.entry(notice.holder).or_default();
+        said.remove(&notice.client);
+        if !notice.waits.is_empty() {
+            said.insert(notice.client, (notice.waits.clone(), now + notice.keep));
+        }
+        notices.retain(|_, said| {
+            said.retain(|_, (_, until)| *until > now);
+            !said.is_empty()
+        });
+        Ok(())
+    }
+
+    async fn waits_of(&self, holder: HolderId) -> Result<Vec<Wait>> {
+        let now = self.store.clock.now();
+        let notices = lock(&self.store.notices);
+        let said = notices.get(&holder).into_iter().flat_map(HashMap::values);
+        let live = said.filter(|(_, until)| *until > now);
+        Ok(live.flat_map(|(waits, _)| waits.clone()).collect())
     }
 
     async fn watch(&self, query: &Query) -> Result<BoxStream<'static, Result<Event>>> {

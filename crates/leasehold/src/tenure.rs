@@ -12,6 +12,7 @@ use tokio::sync::Notify;
 use crate::claim::{ClaimKey, Renewal, Standing, Ttl, margin};
 use crate::clock::Moment;
 use crate::error::{Error, LostCause};
+use crate::scope::{Scope, ScopeCell};
 
 /// How often a waiting claim's heartbeat goes out at the latest. It repairs a lost bell, so it
 /// bounds how long one can hold somebody up.
@@ -84,6 +85,8 @@ pub(crate) struct Tenure {
     life: Mutex<Life>,
     /// Where the registry keeps it.
     pub(crate) slot: AtomicUsize,
+    /// Who uses it, as far as can be seen.
+    pub(crate) scope: ScopeCell,
 }
 
 /// What the keeper has to do about a tenure now.
@@ -120,6 +123,14 @@ impl Tenure {
             changed: Notify::new(),
             life: Mutex::new(life),
             slot: AtomicUsize::new(usize::MAX),
+            scope: ScopeCell::new(Scope::here()),
+        }
+    }
+
+    /// Somebody uses the lease here; that may be another task than the one that took it.
+    pub(crate) fn touch(&self) {
+        if !self.scope.get().is_alone() {
+            self.scope.set(Scope::here());
         }
     }
 
