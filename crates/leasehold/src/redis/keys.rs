@@ -8,6 +8,7 @@ use std::sync::OnceLock;
 
 use crc16::{State, XMODEM};
 
+use crate::claim::HolderId;
 use crate::engine::Select;
 use crate::error::{Error, Invalid, Result};
 use crate::name::Name;
@@ -82,6 +83,13 @@ impl Layout {
         }
         ends[4] = text.len();
         Ok(Keys { text, ends })
+    }
+
+    /// Where the clients of a holder say what they wait for.
+    pub(super) fn notices(&self, holder: HolderId) -> Keys<1> {
+        let text = format!("{OURS}notices:{:032x}:{}", holder.0, self.prefix);
+        let ends = [text.len()];
+        Keys { text, ends }
     }
 
     /// A pattern for SCAN that finds at least the line keys asked for.
