@@ -38,6 +38,7 @@ pub mod engine;
 pub mod error;
 #[cfg(feature = "etcd")]
 pub mod etcd;
+pub mod fencing;
 mod handle;
 mod keeper;
 mod lane;

@@ -176,6 +176,11 @@ impl QuorumLayout {
     }
 }
 
+/// A key beside another one, in its slot, for the greatest fence seen for it.
+pub(crate) fn guard_key(key: &str) -> String {
+    format!("{OURS}guard:{{{}}}:{key}", tag(slot(key.as_bytes())))
+}
+
 /// Takes the meaning from the characters that a pattern gives one.
 fn escaped(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
@@ -238,6 +243,13 @@ mod tests {
             let keys = layout.keys(&Name::new(name).expect("a name")).expect("keys");
             let slots: Vec<u16> = keys.iter().map(|key| slot(key.as_bytes())).collect();
             assert!(slots.iter().all(|other| *other == slots[0]), "{name}: {keys:?} {slots:?}");
+        }
+    }
+
+    #[test]
+    fn the_key_of_a_fence_is_in_the_slot_of_what_it_guards() {
+        for key in ["plain", "{a}", "{}", "}{", "a}b", "x{y}z{w}", ""] {
+            assert_eq!(slot(guard_key(key).as_bytes()), slot(key.as_bytes()), "{key}");
         }
     }
 

@@ -44,6 +44,7 @@ use link::Links;
 use scripts::{Call, Script};
 use settings::{Settings, WaitFor};
 
+pub(crate) use keys::guard_key;
 pub use redlock::open as open_redlock;
 
 /// A store in Redis. Clones share their connections.

@@ -20,6 +20,7 @@ const INSTALL: &str = concat!(
     include_str!("rule.sql"),
     include_str!("verbs.sql"),
     include_str!("views.sql"),
+    include_str!("guards.sql"),
     include_str!("plain.sql"),
 );
 

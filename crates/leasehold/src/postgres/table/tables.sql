@@ -110,9 +110,3 @@ CREATE UNLOGGED TABLE IF NOT EXISTS leasehold.notices (
     expires timestamptz NOT NULL,
     PRIMARY KEY (holder, client)
 );
-
--- The greatest fence that `fence_check` has seen for each resource.
-CREATE TABLE IF NOT EXISTS leasehold.guards (
-    resource text   COLLATE "C" PRIMARY KEY,
-    fence    bigint NOT NULL
-);
