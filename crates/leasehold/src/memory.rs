@@ -31,6 +31,9 @@ const SHARDS: usize = 256;
 /// Events a slow watcher may fall behind by before it misses some.
 const EVENTS_MAX: usize = 1_024;
 
+/// What the clients of one holder say of their long waits, and until when it counts.
+type Said = HashMap<u128, (Vec<Wait>, Moment)>;
+
 /// A claim that held at once is never rung, and needs no bell.
 type Ringer = Option<Arc<Bell>>;
 
@@ -66,8 +69,7 @@ struct Store {
     /// How many watch; the channel could tell, but only under its lock.
     watchers: AtomicUsize,
     meddling: Meddling,
-    /// What clients say of their long waits, by holder and client, and until when it counts.
-    notices: Mutex<HashMap<HolderId, HashMap<u128, (Vec<Wait>, Moment)>>>,
+    notices: Mutex<HashMap<HolderId, Said>>,
 }
 
 #[derive(Debug, Default)]

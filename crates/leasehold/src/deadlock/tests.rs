@@ -124,9 +124,9 @@ fn rings_of_two_to_five_are_found_by_all_with_one_victim_and_every_name_and_hold
 fn waits_that_converge_on_somebody_who_waits_for_nobody_are_no_knot() {
     let mut world = World::default();
     let hub = world.line(&[(0, X), (1, X), (2, X), (3, X)]);
-    for who in 1..4 {
+    for (who, fence) in hub.iter().enumerate().skip(1) {
         let own = world.line(&[(who, X)]);
-        world.says(who, 0, hub[who], &[(who, own[0])]);
+        world.says(who, 0, *fence, &[(who, own[0])]);
     }
     assert!(hub[1..].iter().all(|fence| world.find(0, *fence).is_none()));
 }
@@ -310,7 +310,7 @@ fn worlds() -> impl Strategy<Value = World> {
             let own: Vec<_> = all.iter().filter(|(_, owner, _)| *owner == who).collect();
             let kept = |pick: &u8| {
                 let (line, _, fence) = own[usize::from(*pick / 2) % own.len()];
-                (*line, if *pick % 8 == 0 { 0 } else { *fence })
+                (*line, if pick.is_multiple_of(8) { 0 } else { *fence })
             };
             let keeps: Vec<(usize, u64)> = keeps.iter().map(kept).collect();
             world.says(who, at, fence, &keeps);

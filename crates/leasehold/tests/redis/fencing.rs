@@ -87,7 +87,7 @@ async fn among_many_connections_what_is_accepted_never_goes_back() {
 
 #[tokio::test]
 async fn what_was_seen_outlives_the_server() {
-    let mut server = servers::Redis::new().start().await.expect("a server starts");
+    let server = servers::Redis::new().append_only().start().await.expect("a server starts");
     let guard = GuardedRedis::new();
     guard.set(&mut connection(server.url()).await, "k", "nine", 9).await.expect("written");
     server.restart().await.expect("started again");
