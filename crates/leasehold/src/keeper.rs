@@ -171,13 +171,13 @@ impl Keeper {
         }
     }
 
-    /// Hands every lease to `visit`, with its fence.
-    pub(crate) fn for_each_lease(&self, mut visit: impl FnMut(&Tenure, u64)) {
+    /// Hands every lease that does not end by itself to `visit`, with its fence.
+    pub(crate) fn for_each_lasting_lease(&self, mut visit: impl FnMut(&Tenure, u64)) {
         self.registry.for_each(|tenure| {
             let life = tenure.life();
-            let (held, fence) = (life.phase == Phase::Held, life.fence);
+            let (lasts, fence) = (life.phase == Phase::Held && life.terms.lasts(), life.fence);
             drop(life);
-            if held {
+            if lasts {
                 visit(tenure, fence);
             }
         });

@@ -88,7 +88,7 @@ impl Search<'_> {
         let others = self.holding.iter().filter(|other| *other != name);
         let mut keeps: Vec<Kept> =
             others.map(|other| Kept { name: other.clone(), fence: 0 }).collect();
-        self.keeper.for_each_lease(|tenure, fence| {
+        self.keeper.for_each_lasting_lease(|tenure, fence| {
             let scope = tenure.scope.get();
             let all = self.alone && !scope.is_alone() && !waiting.is_alone();
             let kept = all || scope.is_kept_by(waiting);

@@ -44,6 +44,13 @@ pub(crate) struct Terms {
     pub(crate) hold_at_least: Option<Duration>,
 }
 
+impl Terms {
+    /// Whether the lease lasts until its owner gives it back.
+    pub(crate) fn lasts(&self) -> bool {
+        self.renew && self.hold_at_most.is_none()
+    }
+}
+
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Phase {
     Asking,

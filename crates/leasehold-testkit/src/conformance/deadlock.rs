@@ -32,6 +32,8 @@ super::cases! {
     reader_and_writer_in_a_cycle_have_one_victim: deadlocks & shared,
     wait_without_detection_is_no_part_of_a_cycle: deadlocks,
     closed_client_leaves_no_notice: deadlocks,
+    wait_that_keeps_nothing_costs_nothing: deadlocks,
+    lease_that_ends_by_itself_is_no_part_of_a_cycle: deadlocks,
 }
 
 /// Short, so that a case with many looks is over soon.
@@ -466,5 +468,40 @@ async fn closed_client_leaves_no_notice(lab: Arc<dyn Harness>) -> Outcome {
     assert_eq!(engine.waits_of(client.holder().id()).await?, []);
     assert!(matches!(waiter.ended().await?, Err(Error::Closed)));
     held.release().await?;
+    Ok(())
+}
+
+async fn wait_that_keeps_nothing_costs_nothing(lab: Arc<dyn Harness>) -> Outcome {
+    let hub = "deadlock:idle";
+    let members = lookers(&*lab, 2).await?;
+    let (idle, keeping) = (&members[0], &members[1]);
+    let held = ask(&lab.client().await?, hub).acquire().await?;
+    let own = ask(&keeping.0, "deadlock:idle:own").acquire().await?;
+    let mut first = Waiter::queue(&idle.0, hub, ask(&idle.0, hub), 0).await?;
+    let mut second = Waiter::queue(&idle.0, hub, ask(&keeping.0, hub), 1).await?;
+    until_looked(&[&keeping.1]).await?;
+    let asked = [Verb::Announce, Verb::WaitsOf].map(|verb| idle.1.calls(verb));
+    assert_eq!(asked, [0, 0], "nobody could wait for one who has nothing");
+    held.release().await?;
+    first.served().await?;
+    second.served().await?;
+    own.release().await?;
+    Ok(())
+}
+
+async fn lease_that_ends_by_itself_is_no_part_of_a_cycle(lab: Arc<dyn Harness>) -> Outcome {
+    let members = lookers(&*lab, 2).await?;
+    let names = ["deadlock:limited:1", "deadlock:limited:2"];
+    let (one, two) = (&members[0].0, &members[1].0);
+    let limited = ask(one, names[0]).max_hold(LONG).acquire().await?;
+    let (other, kept) =
+        (ask(two, names[1]).acquire().await?, ask(one, "deadlock:limited:3").acquire().await?);
+    let waiting = Waiter::queue(one, names[1], ask(one, names[1]), 0).await?;
+    let mut next = Waiter::queue(one, names[0], ask(two, names[0]), 0).await?;
+    until_looked(&[&members[0].1, &members[1].1]).await?;
+    assert!(waiting.is_waiting() && next.is_waiting(), "it ends with its longest time");
+    drop(limited);
+    next.served().await?;
+    drop((waiting, other, kept));
     Ok(())
 }
