@@ -276,7 +276,7 @@ impl Acquiring<'_> {
         let keeper = &self.client.inner.keeper;
         let tenure = Arc::new(Tenure::new(claim.key.clone(), terms, self.begun));
         if self.client.inner.alone {
-            tenure.scope.set(Scope::alone(claim.holder.id()));
+            tenure.usage.belongs_to(Scope::alone(claim.holder.id()));
         }
         keeper.enter(&tenure)?;
         let holder = claim.holder.id();

@@ -51,21 +51,52 @@ impl Scope {
     }
 }
 
-/// A scope that can change hands.
+/// Counts the waits of this process, to tell what happened before one and what after.
+static WAITS: AtomicU64 = AtomicU64::new(0);
+
+/// When a wait began, in waits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct WaitBegan(u64);
+
+impl WaitBegan {
+    pub(crate) fn now() -> Self {
+        Self(WAITS.fetch_add(1, Ordering::Relaxed) + 1)
+    }
+}
+
+/// Who uses a claim, and when somebody last did.
 #[derive(Debug)]
-pub(crate) struct ScopeCell(AtomicU64);
+pub(crate) struct Usage {
+    scope: AtomicU64,
+    last: AtomicU64,
+}
 
-impl ScopeCell {
-    pub(crate) fn new(scope: Scope) -> Self {
-        Self(AtomicU64::new(scope.0))
+impl Usage {
+    /// It is used here and now.
+    pub(crate) fn here() -> Self {
+        let last = AtomicU64::new(WAITS.load(Ordering::Relaxed));
+        Self { scope: AtomicU64::new(Scope::here().0), last }
     }
 
-    pub(crate) fn get(&self) -> Scope {
-        Scope(self.0.load(Ordering::Relaxed))
+    pub(crate) fn scope(&self) -> Scope {
+        Scope(self.scope.load(Ordering::Relaxed))
     }
 
-    pub(crate) fn set(&self, scope: Scope) {
-        self.0.store(scope.0, Ordering::Relaxed);
+    pub(crate) fn belongs_to(&self, scope: Scope) {
+        self.scope.store(scope.0, Ordering::Relaxed);
+    }
+
+    /// Somebody uses it here, which may be another task than the one that took it.
+    pub(crate) fn touch(&self) {
+        if !self.scope().is_alone() {
+            self.belongs_to(Scope::here());
+        }
+        self.last.store(WAITS.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
+
+    /// Whether somebody used it while a wait went on: then that wait stops nobody.
+    pub(crate) fn is_used_since(&self, began: WaitBegan) -> bool {
+        self.last.load(Ordering::Relaxed) >= began.0
     }
 }
 
@@ -118,6 +149,16 @@ mod tests {
         assert!(!one.is_kept_by(two) && !two.is_kept_by(one));
         assert!(outside.is_kept_by(one), "what was taken outside of tasks may be anybody's");
         assert!(!one.is_kept_by(outside));
+    }
+
+    #[test]
+    fn what_is_used_while_a_wait_goes_on_is_seen() {
+        let usage = Usage::here();
+        usage.touch();
+        let began = WaitBegan::now();
+        assert!(!usage.is_used_since(began));
+        usage.touch();
+        assert!(usage.is_used_since(began) && !usage.is_used_since(WaitBegan::now()));
     }
 
     #[test]

@@ -17,7 +17,7 @@ use crate::engine::{Engine, Kept, Notice, Query, Wait};
 use crate::error::{Error, Result};
 use crate::keeper::Keeper;
 use crate::name::Name;
-use crate::scope::Scope;
+use crate::scope::{Scope, WaitBegan};
 use crate::tenure::Tenure;
 
 /// How long a claim waits before a deadlock is looked for, and between looks.
@@ -64,13 +64,13 @@ pub(crate) struct Search<'a> {
 impl Search<'_> {
     pub(crate) async fn run(self) -> Found {
         let clock = &self.keeper.clock;
-        let waiting = self.tenure.scope.get();
+        let (waiting, began) = (self.tenure.usage.scope(), WaitBegan::now());
         let mut turns = Turns::default();
         let mut next = clock.now() + self.period;
         loop {
             clock.sleep_until(next).await;
             next = clock.now() + self.period;
-            let keeps = self.keeps(waiting);
+            let keeps = self.keeps(waiting, began);
             if keeps.is_empty() {
                 continue;
             }
@@ -83,15 +83,17 @@ impl Search<'_> {
     }
 
     /// What will not be given back before this wait has ended.
-    fn keeps(&self, waiting: Scope) -> Vec<Kept> {
+    fn keeps(&self, waiting: Scope, began: WaitBegan) -> Vec<Kept> {
         let name = &self.claim.key.name;
         let others = self.holding.iter().filter(|other| *other != name);
         let mut keeps: Vec<Kept> =
             others.map(|other| Kept { name: other.clone(), fence: 0 }).collect();
         self.keeper.for_each_lasting_lease(|tenure, fence| {
-            let scope = tenure.scope.get();
+            let scope = tenure.usage.scope();
             let all = self.alone && !scope.is_alone() && !waiting.is_alone();
-            let kept = all || scope.is_kept_by(waiting);
+            let own = scope.is_kept_by(waiting)
+                && (waiting.is_alone() || !tenure.usage.is_used_since(began));
+            let kept = all || own;
             if kept && tenure.key.name != *name && keeps.len() < Notice::KEPT_MAX {
                 keeps.push(Kept { name: tenure.key.name.clone(), fence });
             }

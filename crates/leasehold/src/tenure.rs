@@ -12,7 +12,7 @@ use tokio::sync::Notify;
 use crate::claim::{ClaimKey, Renewal, Standing, Ttl, margin};
 use crate::clock::Moment;
 use crate::error::{Error, LostCause};
-use crate::scope::{Scope, ScopeCell};
+use crate::scope::Usage;
 
 /// How often a waiting claim's heartbeat goes out at the latest. It repairs a lost bell, so it
 /// bounds how long one can hold somebody up.
@@ -93,7 +93,7 @@ pub(crate) struct Tenure {
     /// Where the registry keeps it.
     pub(crate) slot: AtomicUsize,
     /// Who uses it, as far as can be seen.
-    pub(crate) scope: ScopeCell,
+    pub(crate) usage: Usage,
 }
 
 /// What the keeper has to do about a tenure now.
@@ -130,14 +130,7 @@ impl Tenure {
             changed: Notify::new(),
             life: Mutex::new(life),
             slot: AtomicUsize::new(usize::MAX),
-            scope: ScopeCell::new(Scope::here()),
-        }
-    }
-
-    /// Somebody uses the lease here; that may be another task than the one that took it.
-    pub(crate) fn touch(&self) {
-        if !self.scope.get().is_alone() {
-            self.scope.set(Scope::here());
+            usage: Usage::here(),
         }
     }
 

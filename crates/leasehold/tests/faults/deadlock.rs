@@ -1,5 +1,7 @@
 //! Deadlock detection above the engines: its period, tasks, and clients apart.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use leasehold::engine::Engine;
@@ -7,6 +9,7 @@ use leasehold::error::Invalid;
 use leasehold::layer::chaos::{Chaos, Verb};
 use leasehold::memory::Memory;
 use leasehold::{Client, Error, Lease, Result};
+use tokio::sync::Barrier;
 use tokio::task::JoinHandle;
 
 use crate::support::{LONG, soon, until, until_waiting};
@@ -105,6 +108,46 @@ async fn a_lease_that_is_used_in_another_task_belongs_to_that_task() {
     drop(workers);
     for wait in waits {
         soon("a grant", wait).await.expect("no panic").expect("no deadlock");
+    }
+}
+
+/// Futures joined in one task are one task to whoever looks from outside; that a lease is used while
+/// the other future waits shows that it is not kept by that wait.
+#[tokio::test]
+async fn a_lease_that_is_used_during_the_wait_is_no_part_of_a_cycle() {
+    let memory = Memory::new();
+    let (members, names) = ([looker(&memory), looker(&memory)], ["a", "b"]);
+    let mut tasks = Vec::new();
+    let (looked, together) = (Arc::new(AtomicUsize::new(0)), Arc::new(Barrier::new(2)));
+    for (place, (client, board)) in members.iter().enumerate() {
+        let (client, board) = (client.clone(), board.clone());
+        let (looked, together) = (Arc::clone(&looked), Arc::clone(&together));
+        tasks.push(tokio::spawn(async move {
+            let kept = lock(&client, &place.to_string()).await;
+            let own = lock(&client, names[place]).await;
+            together.wait().await;
+            let works = async {
+                // Each step of the work asks whether the lease is held.
+                while looked.load(Ordering::SeqCst) < 2 {
+                    assert!(own.is_held());
+                    tokio::time::sleep(Duration::from_millis(2)).await;
+                }
+                own.release().await
+            };
+            let other = client.mutex(names[1 - place]).ttl(LONG);
+            let looks = async {
+                while board.calls(Verb::WaitsOf) < 4 {
+                    tokio::time::sleep(Duration::from_millis(2)).await;
+                }
+                looked.fetch_add(1, Ordering::SeqCst);
+            };
+            let (_released, waited, ()) = tokio::join!(works, other.lock(), looks);
+            drop(kept);
+            waited.map(|_lease| ())
+        }));
+    }
+    for task in tasks {
+        soon("both to be through", task).await.expect("no panic").expect("no deadlock");
     }
 }
 
