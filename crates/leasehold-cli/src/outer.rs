@@ -30,6 +30,11 @@ impl Outer {
         all.map(encode).collect::<Vec<_>>().join(" ")
     }
 
+    /// The names, for the search for deadlocks: none of them is given back before this ends.
+    pub(crate) fn names(&self) -> impl Iterator<Item = Name> {
+        self.names.iter().filter_map(|name| Name::new(name).ok())
+    }
+
     /// Whether a claim that has to wait for `name` would wait for a run around it.
     ///
     /// With permits somebody else may give back the ones that are missing, unless all of them

@@ -106,6 +106,7 @@ impl Plan {
         }
         // Not `max_hold`: that gives the lock back while a command may still be at work under
         // it. Whoever holds it longest decides in `guard.rs` when the work has to end.
+        request = request.holding(self.outer.names());
         if self.outer.waits_for_itself(name, self.mode) {
             request = request.one_at_a_time();
         }

@@ -3,6 +3,8 @@
 //! One test binary, so that it links once; cases are in the modules by subject. Nothing here
 //! sleeps for an event that can be awaited: a bound that is reached is a failure.
 
+#[path = "cli/deadlock.rs"]
+mod deadlock;
 #[path = "cli/handles.rs"]
 mod handles;
 #[path = "cli/input.rs"]

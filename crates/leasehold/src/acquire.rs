@@ -7,9 +7,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
 use tracing::Instrument;
 
-use crate::claim::{Claim, ClaimKey, Mode, Note, Standing, Token, Ttl};
+use crate::claim::{Claim, ClaimKey, HolderId, Mode, Note, Standing, Token, Ttl};
 use crate::client::Client;
 use crate::clock::Moment;
 use crate::engine::{Query, Wake};
@@ -18,6 +19,7 @@ use crate::keeper::Keeper;
 use crate::lease::Lease;
 use crate::name::Name;
 use crate::observe::Measure;
+use crate::search::{Found, Search};
 use crate::tenure::{Tenure, Terms};
 
 /// The longest a waiter sleeps without asking, whatever the store said.
@@ -50,6 +52,8 @@ pub struct Request {
     lock_delay: Duration,
     reentrant: bool,
     alone: bool,
+    detect: bool,
+    holding: Vec<Name>,
 }
 
 impl Request {
@@ -70,6 +74,8 @@ impl Request {
             lock_delay: Duration::ZERO,
             reentrant: false,
             alone: false,
+            detect: true,
+            holding: Vec::new(),
         }
     }
 
@@ -129,9 +135,24 @@ impl Request {
     }
 
     /// Says that this holder does one thing at a time: waiting for a name that it holds itself is
-    /// then a deadlock, and reported as one instead of waited for.
+    /// then a deadlock, and reported as one instead of waited for. Whatever the client holds, it
+    /// keeps while this waits, whichever task took it.
     pub fn one_at_a_time(mut self) -> Self {
         self.alone = true;
+        self
+    }
+
+    /// Names that the same holder keeps through another client or process while this waits, for
+    /// deadlock detection. What this client took in the same task, it knows.
+    pub fn holding(mut self, names: impl IntoIterator<Item = Name>) -> Self {
+        self.holding = names.into_iter().collect();
+        self
+    }
+
+    /// Whether to look for deadlocks while this waits; yes unless said otherwise here or for the
+    /// whole client. A wait without it is no part of a deadlock for others either.
+    pub fn deadlock_detection(mut self, on: bool) -> Self {
+        self.detect = on;
         self
     }
 
@@ -195,7 +216,7 @@ impl Request {
             return None;
         };
         let (tenure, due) = Tenure::held(claim.key, terms, fence, (sent, remaining));
-        let tenure = Arc::new(tenure);
+        let tenure = Arc::new(self.client.in_scope(tenure));
         if let Err(error) = keeper.enter(&tenure) {
             drop(keeper.direct.release_now(&tenure.key));
             return Some(Err(error));
@@ -211,7 +232,8 @@ impl Request {
         let (claim, terms) = self.checked(deadline != Some(AT_ONCE))?;
         let begun = self.client.inner.keeper.clock.now();
         let client = &self.client;
-        let acquiring = Acquiring { client, claim: &claim, alone: self.alone, deadline, begun };
+        let (request, claim) = (self, &claim);
+        let acquiring = Acquiring { client, request, claim, alone: self.alone, deadline, begun };
         if self.reentrant {
             acquiring.again(terms).await
         } else if tracing::enabled!(tracing::Level::DEBUG) {
@@ -286,6 +308,7 @@ impl Request {
 #[derive(Clone, Copy)]
 struct Acquiring<'a> {
     client: &'a Client,
+    request: &'a Request,
     claim: &'a Claim,
     alone: bool,
     deadline: Option<Moment>,
@@ -332,7 +355,9 @@ impl Acquiring<'_> {
     async fn run(&self, terms: Terms) -> Result<Option<Lease>> {
         let claim = self.claim;
         let keeper = &self.client.inner.keeper;
-        let mut stay = Stay::begin(keeper, claim.key.clone(), terms, self.begun)?;
+        let mut stay = Stay::begin(self.client, claim, terms, self.begun)?;
+        let place = Arc::clone(&stay.tenure);
+        let mut search = None;
         let mut sent = self.begun;
         loop {
             let standing = match self.deadline {
@@ -367,7 +392,10 @@ impl Acquiring<'_> {
                     if let Some(due) = stay.tenure.queue(sent) {
                         keeper.expect_at(due);
                     }
-                    match self.wait(&stay.tenure, &claim.key, retry_in).await? {
+                    if search.is_none() {
+                        search = self.search(&place);
+                    }
+                    match self.wait(&stay.tenure, &claim.key, retry_in, &mut search).await? {
                         None => return Ok(self.refused(claim, stay)),
                         Some(Wake::Ask) => {}
                         Some(Wake::Holds { fence }) => {
@@ -416,6 +444,7 @@ impl Acquiring<'_> {
         tenure: &Tenure,
         key: &ClaimKey,
         retry_in: Duration,
+        search: &mut Option<BoxFuture<'_, Found>>,
     ) -> Result<Option<Wake>> {
         let keeper = &self.client.inner.keeper;
         let now = keeper.clock.now();
@@ -428,12 +457,30 @@ impl Acquiring<'_> {
             biased;
             rung = self.bell(key) => rung?,
             () = tenure.bell.notified() => Wake::Ask,
+            found = ended(search) => {
+                *search = None;
+                match found {
+                    Found::Deadlock(error) => return Err(error),
+                    Found::Ask => Wake::Ask,
+                }
+            }
             () = keeper.clock.sleep_until(until) => Wake::Ask,
         };
         if keeper.is_closed() {
             return Err(Error::Closed);
         }
         Ok(Some(wake))
+    }
+
+    /// The search for deadlocks while this claim waits; `None` if nobody wants or has it.
+    fn search<'b>(&'b self, tenure: &'b Tenure) -> Option<BoxFuture<'b, Found>> {
+        let inner = &self.client.inner;
+        let able = inner.keeper.engine.info().can.deadlocks && self.request.detect;
+        let period = inner.deadlock_period.filter(|_| able)?;
+        let (keeper, claim, alone) = (&inner.keeper, self.claim, self.alone);
+        let holding = &self.request.holding;
+        let search = Search { keeper, claim, tenure, period, alone, holding };
+        Some(Box::pin(search.run()))
     }
 
     /// Waits for the bell. A bell that is out of order is as good as one that does not ring: the
@@ -485,10 +532,19 @@ impl Acquiring<'_> {
     }
 }
 
+/// Ends when a search does; never, if there is none.
+async fn ended(search: &mut Option<BoxFuture<'_, Found>>) -> Found {
+    match search {
+        Some(search) => search.await,
+        None => std::future::pending().await,
+    }
+}
+
 /// Makes sure that a claim which does not become a lease leaves nothing behind.
 pub(crate) struct Stay<'a> {
     keeper: &'a Arc<Keeper>,
     pub(crate) tenure: Arc<Tenure>,
+    holder: HolderId,
     waiting: bool,
     settled: bool,
 }
@@ -496,14 +552,16 @@ pub(crate) struct Stay<'a> {
 impl<'a> Stay<'a> {
     /// Takes a claim into care before it is sent.
     pub(crate) fn begin(
-        keeper: &'a Arc<Keeper>,
-        key: ClaimKey,
+        client: &'a Client,
+        claim: &Claim,
         terms: Terms,
         now: Moment,
     ) -> Result<Self> {
-        let tenure = Arc::new(Tenure::new(key, terms, now));
+        let (keeper, holder) = (&client.inner.keeper, claim.holder.id());
+        let tenure = Tenure::new(claim.key.clone(), terms, now);
+        let tenure = Arc::new(client.in_scope(tenure));
         keeper.enter(&tenure)?;
-        Ok(Self { keeper, tenure, waiting: false, settled: false })
+        Ok(Self { keeper, tenure, holder, waiting: false, settled: false })
     }
 
     /// The claim holds since `now`, having been asked for at `begun`; it is renewed from `due` on.
@@ -542,6 +600,7 @@ impl Drop for Stay<'_> {
     fn drop(&mut self) {
         if self.waiting {
             self.keeper.counters.wait_ended();
+            self.keeper.wait_ended(self.holder, &self.tenure.key.token);
             self.keeper.observe(Measure::WaitEnded { name: &self.tenure.key.name });
         }
         if !self.settled {

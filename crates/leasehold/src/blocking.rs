@@ -115,6 +115,11 @@ impl Mutex {
         Self { mutex: self.mutex.reentrant(), ..self }
     }
 
+    /// Whether to look for deadlocks while this waits; yes unless said otherwise.
+    pub fn deadlock_detection(self, on: bool) -> Self {
+        Self { mutex: self.mutex.deadlock_detection(on), ..self }
+    }
+
     /// Blocks until the lock is held.
     pub fn lock(&self) -> Result<Lease> {
         self.lease(self.runtime.block_on(self.mutex.lock())?)

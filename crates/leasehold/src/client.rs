@@ -25,6 +25,8 @@ use crate::mutex::Mutex;
 use crate::name::Name;
 use crate::observe::{Observer, Stats};
 use crate::scheme;
+use crate::scope::Scope;
+use crate::search;
 use crate::tenure::{Tenure, Terms};
 
 /// How many poisoned names a client remembers; the oldest are forgotten first.
@@ -74,11 +76,20 @@ pub(crate) struct Inner {
     pub(crate) renew_at_percent: u32,
     pub(crate) reentry: Reentry,
     pub(crate) poison: Poison,
+    /// How long a claim waits before a deadlock is looked for; never, if `None`.
+    pub(crate) deadlock_period: Option<Duration>,
+    /// Whether this is a holder that does one thing at a time: see [`Client::apart`].
+    pub(crate) alone: bool,
+    employment: Arc<Employment>,
 }
 
-impl Drop for Inner {
+/// Ends the keeper's work when nobody needs it any more: a client, or one that is apart from it.
+#[derive(Debug)]
+struct Employment(Arc<Keeper>);
+
+impl Drop for Employment {
     fn drop(&mut self) {
-        self.keeper.retire();
+        self.0.retire();
     }
 }
 
@@ -91,6 +102,7 @@ pub struct ClientBuilder {
     observer: Option<Arc<dyn Observer>>,
     clock: Option<Arc<dyn Clock>>,
     renew_at_percent: Option<u32>,
+    deadlock_period: Option<Option<Duration>>,
 }
 
 impl ClientBuilder {
@@ -131,6 +143,16 @@ impl ClientBuilder {
         self
     }
 
+    /// How long a claim waits before a deadlock is looked for, and between looks: 10 ms to 1 h, 1 s
+    /// unless said otherwise. `None` turns it off for this client.
+    ///
+    /// A wait costs nothing before that, and nothing at all if its task holds no other lease. What
+    /// counts as a deadlock, and what cannot be seen, is in the safety page of the documentation.
+    pub fn deadlock_detection(mut self, period: impl Into<Option<Duration>>) -> Self {
+        self.deadlock_period = Some(period.into());
+        self
+    }
+
     /// Connects to the store at `url`.
     pub async fn connect(self, url: impl AsRef<str>) -> Result<Client> {
         let engine = scheme::open(url.as_ref()).await?;
@@ -148,6 +170,12 @@ impl ClientBuilder {
             let (what, rule) = ("renew_at_percent", "between 10 and 90");
             return Err(Error::Invalid(Invalid::Setting { what, rule }));
         }
+        let deadlock_period = self.deadlock_period.unwrap_or(Some(search::PERIOD));
+        let in_bounds = |period| (search::PERIOD_MIN..=search::PERIOD_MAX).contains(period);
+        if !deadlock_period.as_ref().is_none_or(in_bounds) {
+            let (what, rule) = ("deadlock_detection", "between 10 ms and 1 h");
+            return Err(Error::Invalid(Invalid::Setting { what, rule }));
+        }
         let holder = match (self.holder, self.label) {
             (Some(holder), Some(label)) => Holder::known(holder.id(), label)?,
             (Some(holder), None) => holder,
@@ -155,19 +183,17 @@ impl ClientBuilder {
             (None, None) => Holder::fresh(),
         };
         let clock = self.clock.unwrap_or_else(|| Arc::new(SystemClock));
-        let inner = Inner {
-            keeper: Keeper::new(engine, self.retry, clock, self.observer),
+        let keeper = Keeper::new(engine, self.retry, clock, self.observer);
+        Ok(Client::of(Inner {
+            employment: Arc::new(Employment(Arc::clone(&keeper))),
+            keeper,
             holder,
             renew_at_percent,
             reentry: Reentry::default(),
             poison: Poison::default(),
-        };
-        let inner = Arc::new(inner);
-        let anchors = std::array::from_fn(|_| {
-            let holder = inner.holder.apart();
-            Arc::new(Lane(Mooring { inner: Arc::clone(&inner), holder }))
-        });
-        Ok(Client { inner, anchors: Arc::new(anchors) })
+            deadlock_period,
+            alone: false,
+        }))
     }
 }
 
@@ -186,6 +212,43 @@ impl Client {
 
     pub(crate) fn is_same(&self, other: &Client) -> bool {
         Arc::ptr_eq(&self.inner, &other.inner)
+    }
+
+    /// A tenure of this client: one that does one thing at a time says so.
+    pub(crate) fn in_scope(&self, tenure: Tenure) -> Tenure {
+        if self.inner.alone {
+            tenure.usage.belongs_to(Scope::alone(self.inner.holder.id()));
+        }
+        tenure
+    }
+
+    fn of(inner: Inner) -> Self {
+        let inner = Arc::new(inner);
+        let anchors = std::array::from_fn(|_| {
+            let holder = inner.holder.apart();
+            Arc::new(Lane(Mooring { inner: Arc::clone(&inner), holder }))
+        });
+        Self { inner, anchors: Arc::new(anchors) }
+    }
+
+    /// A holder of its own that shares this client's connections and keeper: for a worker inside
+    /// the program that does one thing at a time.
+    ///
+    /// To others it is another holder, with this label. Deadlock detection takes it by its word:
+    /// whatever it holds, it keeps while it waits, in whatever tasks that happens.
+    /// [`close`](Self::close) of either closes both.
+    pub fn apart(&self, label: impl AsRef<str>) -> Result<Client> {
+        let inner = &self.inner;
+        Ok(Self::of(Inner {
+            keeper: Arc::clone(&inner.keeper),
+            holder: Holder::labelled(label)?,
+            renew_at_percent: inner.renew_at_percent,
+            reentry: Reentry::default(),
+            poison: Poison::default(),
+            deadlock_period: inner.deadlock_period,
+            alone: true,
+            employment: Arc::clone(&inner.employment),
+        }))
     }
 
     pub(crate) fn anchor(&self) -> &Anchor {

@@ -14,6 +14,8 @@ use crate::claim::{Claim, ClaimKey, Holder, HolderId, Mode, Note, Released, Rene
 use crate::error::{Kind, Result};
 use crate::name::Name;
 
+pub use crate::notice::{Kept, Notice, Wait};
+
 /// A store's implementation of lines.
 ///
 /// A dropped future may or may not have taken effect; the caller then releases the claim, which
@@ -53,6 +55,13 @@ pub trait Engine: fmt::Debug + Send + Sync + 'static {
 
     /// Reads lines in name order, a page at a time.
     async fn inspect(&self, query: &Query) -> Result<Page>;
+
+    /// Tells others what a client waits for, and what it keeps meanwhile; it replaces what the
+    /// client said before. Never before a claim has waited for a while.
+    async fn announce(&self, notice: &Notice) -> Result<()>;
+
+    /// What the clients of a holder said of their waits. It may be out of date.
+    async fn waits_of(&self, holder: HolderId) -> Result<Vec<Wait>>;
 
     /// Events from the answer on; those of one name in the order in which they happened.
     async fn watch(&self, query: &Query) -> Result<BoxStream<'static, Result<Event>>>;
@@ -130,6 +139,9 @@ pub struct Capabilities {
     pub evict: bool,
     /// `tally` adds up all clients.
     pub tally: bool,
+    /// `announce` and `waits_of` work, and lines are read as they are, so that a deadlock can be
+    /// found.
+    pub deadlocks: bool,
 }
 
 impl Capabilities {
@@ -145,6 +157,7 @@ impl Capabilities {
         watch: true,
         evict: true,
         tally: true,
+        deadlocks: true,
     };
 }
 

@@ -13,11 +13,12 @@ use futures_util::future::BoxFuture;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use tokio::sync::{Notify, oneshot};
 
-use crate::claim::{ClaimKey, Released, Renewal, Standing};
+use crate::claim::{ClaimKey, HolderId, Released, Renewal, Standing, Token};
 use crate::clock::{Clock, Moment};
-use crate::engine::{Counts, Engine};
+use crate::engine::{Counts, Engine, Wait};
 use crate::error::{Error, LostCause, Result};
 use crate::layer::retry::{Retry, RetryPolicy};
+use crate::notices::Notices;
 use crate::observe::{Counters, Measure, Observer};
 use crate::registry::Registry;
 use crate::tenure::{Answered, Duty, Ended, Phase, Tenure};
@@ -49,6 +50,7 @@ pub(crate) struct Keeper {
     pub(crate) counters: Counters,
     pub(crate) observer: Option<Arc<dyn Observer>>,
     registry: Registry,
+    notices: Notices,
     desk: Mutex<Desk>,
     wake: Notify,
     /// When the keeper looks around next, in nanoseconds; `u64::MAX` while it does.
@@ -121,6 +123,7 @@ enum Done {
     Renewed { batch: Batch, sent: Moment, result: Result<Vec<Result<Standing>>> },
     Parted { partings: Vec<Parting>, result: Result<()> },
     Tallied { counts: Counts, result: Result<()> },
+    Announced { holder: HolderId, number: u64, result: Result<()> },
 }
 
 impl Keeper {
@@ -137,6 +140,7 @@ impl Keeper {
             counters: Counters::default(),
             observer,
             registry: Registry::new(),
+            notices: Notices::new(),
             desk: Mutex::default(),
             wake: Notify::new(),
             wake_at: AtomicU64::new(u64::MAX),
@@ -165,6 +169,40 @@ impl Keeper {
     /// Something of a tenure is due at `at`; the keeper wakes if it would sleep past it.
     pub(crate) fn expect_at(self: &Arc<Self>, at: Moment) {
         if at.as_nanos() < self.wake_at.load(Ordering::SeqCst) {
+            self.start();
+            self.wake.notify_one();
+        }
+    }
+
+    /// Hands every lease that does not end by itself to `visit`, with its fence.
+    pub(crate) fn for_each_lasting_lease(&self, mut visit: impl FnMut(&Tenure, u64)) {
+        self.registry.for_each(|tenure| {
+            let life = tenure.life();
+            let (lasts, fence) = (life.phase == Phase::Held && life.terms.lasts(), life.fence);
+            drop(life);
+            if lasts {
+                visit(tenure, fence);
+            }
+        });
+    }
+
+    /// Tells others that a claim waits; whether the store has heard it.
+    pub(crate) async fn announce(
+        self: &Arc<Self>,
+        holder: HolderId,
+        token: Token,
+        wait: Wait,
+        keep: Duration,
+    ) -> bool {
+        let Some(number) = self.notices.write(holder, token, wait, keep) else { return false };
+        self.start();
+        self.wake.notify_one();
+        self.notices.said(holder, number).await
+    }
+
+    /// Takes back that a claim waits, if others were told.
+    pub(crate) fn wait_ended(self: &Arc<Self>, holder: HolderId, token: &Token) {
+        if self.notices.strike(holder, token) {
             self.start();
             self.wake.notify_one();
         }
@@ -252,6 +290,7 @@ impl Keeper {
     /// Releases everything, stops the renewals, and waits until the store has been told.
     pub(crate) async fn close(self: &Arc<Self>) {
         self.closed.store(true, Ordering::Release);
+        self.notices.close();
         let tenures = self.registry.all();
         for tenure in tenures {
             if let Some(ended) = self.end(&tenure) {
@@ -264,7 +303,7 @@ impl Keeper {
             // Looked at and taken at once: otherwise the keeper's thread could take the counts in
             // between, and tell them after this has returned.
             let mut desk = self.desk();
-            if desk.is_clear() {
+            if desk.is_clear() && self.notices.is_clear() {
                 Some(self.take_untold(&mut desk))
             } else {
                 desk.closers.push(sender);
@@ -339,13 +378,15 @@ impl Keeper {
         let mut renewals = Exchanges::new();
         let mut partings = Exchanges::new();
         let mut tallies = Exchanges::new();
+        let mut notices = Exchanges::new();
         loop {
             self.wake_at.store(u64::MAX, Ordering::SeqCst);
             let mut next = self.begin_renewals(&mut renewals);
             next = next.min(self.begin_partings(&mut partings));
             next = next.min(self.begin_tally(&mut tallies));
+            self.begin_notices(&mut notices);
             let idle = renewals.is_empty() && partings.is_empty() && tallies.is_empty();
-            if idle && self.may_end() {
+            if idle && notices.is_empty() && self.may_end() {
                 return;
             }
             self.wake_at.store(next.as_nanos(), Ordering::SeqCst);
@@ -354,6 +395,7 @@ impl Keeper {
                 Some(done) = renewals.next() => self.finish_exchange(done),
                 Some(done) = partings.next() => self.finish_exchange(done),
                 Some(done) = tallies.next() => self.finish_exchange(done),
+                Some(done) = notices.next() => self.finish_exchange(done),
                 () = self.wake.notified() => {}
                 () = self.clock.alarm(next), if next != Moment::NEVER => {}
             }
@@ -481,6 +523,19 @@ impl Keeper {
         Moment::NEVER
     }
 
+    /// Sends what waiting claims have to say; the next word of a holder goes out when this one is
+    /// answered, which wakes the loop.
+    fn begin_notices(self: &Arc<Self>, exchanges: &mut Exchanges) {
+        for (notice, number) in self.notices.due() {
+            let (keeper, now) = (Arc::clone(self), self.clock.now());
+            exchanges.push(Box::pin(async move {
+                let announce = keeper.direct.announce(&notice);
+                let result = keeper.in_time(now + EXCHANGE_TIMEOUT, announce).await;
+                Done::Announced { holder: notice.holder, number, result }
+            }));
+        }
+    }
+
     fn finish_exchange(self: &Arc<Self>, done: Done) {
         match done {
             Done::Renewed { batch, sent, result } => self.finish_renewal(&batch, sent, result),
@@ -490,6 +545,12 @@ impl Keeper {
                 if let Err(error) = result {
                     tracing::debug!(%error, ?counts, "counts were not added to the store's");
                 }
+            }
+            Done::Announced { holder, number, result } => {
+                if let Err(error) = &result {
+                    tracing::debug!(%error, "a notice of waits was not heard; it lapses");
+                }
+                self.notices.answered(holder, number, result.is_ok());
             }
         }
     }
@@ -593,7 +654,7 @@ impl Keeper {
     /// Whether the thread may end; if so it is marked as ended, and whoever closes is told.
     fn may_end(&self) -> bool {
         let mut desk = self.desk();
-        let end = self.is_closed() && desk.partings.is_empty();
+        let end = self.is_closed() && desk.partings.is_empty() && self.notices.is_clear();
         if end {
             desk.running = false;
             for closer in desk.closers.drain(..) {

@@ -49,6 +49,7 @@ impl Lease {
         life.entries += 1;
         let fence = life.fence;
         drop(life);
+        tenure.usage.touch();
         Some(Self::new(client, tenure, fence))
     }
 
@@ -67,11 +68,13 @@ impl Lease {
 
     /// The fencing token: greater than that of every lease granted on this name before.
     pub fn fence(&self) -> u64 {
+        self.tenure.usage.touch();
         self.fence
     }
 
     /// How the lease stands at this instant, as far as its holder can know.
     pub fn state(&self) -> LeaseState {
+        self.tenure.usage.touch();
         self.tenure.state(self.inner().keeper.clock.now())
     }
 

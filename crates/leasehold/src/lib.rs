@@ -33,10 +33,12 @@ pub mod blocking;
 pub mod claim;
 mod client;
 pub mod clock;
+pub mod deadlock;
 pub mod engine;
 pub mod error;
 #[cfg(feature = "etcd")]
 pub mod etcd;
+pub mod fencing;
 mod handle;
 mod keeper;
 mod lane;
@@ -47,6 +49,8 @@ pub mod memory;
 mod multi;
 mod mutex;
 mod name;
+mod notice;
+mod notices;
 pub mod observe;
 #[cfg(feature = "postgres")]
 pub mod postgres;
@@ -55,6 +59,8 @@ pub mod quorum;
 pub mod redis;
 mod registry;
 mod scheme;
+mod scope;
+mod search;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
 mod tenure;

@@ -17,8 +17,8 @@ use crate::bell::Bell;
 use crate::claim::{Claim, ClaimKey, Holder, HolderId, Released, Renewal, Standing, Token};
 use crate::clock::{Clock, Moment, SystemClock, VirtualClock};
 use crate::engine::{
-    Capabilities, Counts, Engine, Event, EventKind, Eviction, Finding, Info, Level, LineView, Page,
-    Query, Select, Totals, Wake,
+    Capabilities, Counts, Engine, Event, EventKind, Eviction, Finding, Info, Level, LineView,
+    Notice, Page, Query, Select, Totals, Wait, Wake,
 };
 use crate::error::{Error, Result};
 use crate::lane::Lane;
@@ -30,6 +30,9 @@ const SHARDS: usize = 256;
 
 /// Events a slow watcher may fall behind by before it misses some.
 const EVENTS_MAX: usize = 1_024;
+
+/// What the clients of one holder say of their long waits, and until when it counts.
+type Said = HashMap<u128, (Vec<Wait>, Moment)>;
 
 /// A claim that held at once is never rung, and needs no bell.
 type Ringer = Option<Arc<Bell>>;
@@ -66,6 +69,7 @@ struct Store {
     /// How many watch; the channel could tell, but only under its lock.
     watchers: AtomicUsize,
     meddling: Meddling,
+    notices: Mutex<HashMap<HolderId, Said>>,
 }
 
 #[derive(Debug, Default)]
@@ -146,6 +150,7 @@ impl Memory {
             events: broadcast::channel(EVENTS_MAX).0,
             watchers: AtomicUsize::new(0),
             meddling: Meddling::default(),
+            notices: Mutex::default(),
         };
         Self { store: Arc::new(store) }
     }
@@ -504,6 +509,29 @@ impl Engine for Memory {
         }
         let next = lines.last().filter(|_| more).map(|line: &LineView| line.name.clone());
         Ok(Page { lines, next })
+    }
+
+    async fn announce(&self, notice: &Notice) -> Result<()> {
+        let now = self.store.clock.now();
+        let mut notices = lock(&self.store.notices);
+        let said = notices.entry(notice.holder).or_default();
+        said.remove(&notice.client);
+        if !notice.waits.is_empty() {
+            said.insert(notice.client, (notice.waits.clone(), now + notice.keep));
+        }
+        notices.retain(|_, said| {
+            said.retain(|_, (_, until)| *until > now);
+            !said.is_empty()
+        });
+        Ok(())
+    }
+
+    async fn waits_of(&self, holder: HolderId) -> Result<Vec<Wait>> {
+        let now = self.store.clock.now();
+        let notices = lock(&self.store.notices);
+        let said = notices.get(&holder).into_iter().flat_map(HashMap::values);
+        let live = said.filter(|(_, until)| *until > now);
+        Ok(live.flat_map(|(waits, _)| waits.clone()).collect())
     }
 
     async fn watch(&self, query: &Query) -> Result<BoxStream<'static, Result<Event>>> {

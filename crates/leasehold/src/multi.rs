@@ -142,7 +142,7 @@ async fn at_once(requests: &[Request]) -> Result<Option<Vec<Lease>>> {
     let mut stays = Vec::with_capacity(requests.len());
     for request in requests {
         let (claim, terms) = request.checked(false)?;
-        stays.push(Stay::begin(keeper, claim.key.clone(), terms, begun)?);
+        stays.push(Stay::begin(client, &claim, terms, begun)?);
         claims.push(claim);
     }
     let Some(standings) = keeper.engine.claim_all(&claims).await? else {

@@ -58,6 +58,12 @@ impl Mutex {
         Self { request: self.request.reentrant() }
     }
 
+    /// Whether to look for deadlocks while this waits; yes unless said otherwise here or for the
+    /// whole client.
+    pub fn deadlock_detection(self, on: bool) -> Self {
+        Self { request: self.request.deadlock_detection(on) }
+    }
+
     /// Waits for the lock for as long as it takes.
     ///
     /// # Cancel safety

@@ -12,6 +12,7 @@ use tokio::sync::Notify;
 use crate::claim::{ClaimKey, Renewal, Standing, Ttl, margin};
 use crate::clock::Moment;
 use crate::error::{Error, LostCause};
+use crate::scope::Usage;
 
 /// How often a waiting claim's heartbeat goes out at the latest. It repairs a lost bell, so it
 /// bounds how long one can hold somebody up.
@@ -58,6 +59,13 @@ impl Terms {
     }
 }
 
+impl Terms {
+    /// Whether the lease lasts until its owner gives it back.
+    pub(crate) fn lasts(&self) -> bool {
+        self.renew && self.hold_at_most.is_none()
+    }
+}
+
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Phase {
     Asking,
@@ -99,6 +107,8 @@ pub(crate) struct Tenure {
     life: Mutex<Life>,
     /// Where the registry keeps it.
     pub(crate) slot: AtomicUsize,
+    /// Who uses it, as far as can be seen.
+    pub(crate) usage: Usage,
 }
 
 /// What the keeper has to do about a tenure now.
@@ -135,6 +145,7 @@ impl Tenure {
             changed: Notify::new(),
             life: Mutex::new(life),
             slot: AtomicUsize::new(usize::MAX),
+            usage: Usage::here(),
         }
     }
 

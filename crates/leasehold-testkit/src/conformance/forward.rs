@@ -7,9 +7,9 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use futures_util::stream::BoxStream;
 use leasehold::Result;
-use leasehold::claim::{Claim, ClaimKey, Holder, Released, Renewal, Standing};
+use leasehold::claim::{Claim, ClaimKey, Holder, HolderId, Released, Renewal, Standing};
 use leasehold::engine::{
-    Counts, Engine, Event, Eviction, Finding, Info, Page, Query, Totals, Wake,
+    Counts, Engine, Event, Eviction, Finding, Info, Notice, Page, Query, Totals, Wait, Wake,
 };
 
 #[derive(Debug)]
@@ -51,6 +51,14 @@ impl Engine for Forward {
 
     async fn inspect(&self, query: &Query) -> Result<Page> {
         self.0.inspect(query).await
+    }
+
+    async fn announce(&self, notice: &Notice) -> Result<()> {
+        self.0.announce(notice).await
+    }
+
+    async fn waits_of(&self, holder: HolderId) -> Result<Vec<Wait>> {
+        self.0.waits_of(holder).await
     }
 
     async fn watch(&self, query: &Query) -> Result<BoxStream<'static, Result<Event>>> {

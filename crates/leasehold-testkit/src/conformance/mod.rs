@@ -10,6 +10,7 @@
 
 mod cancel;
 mod crash;
+mod deadlock;
 mod evict;
 mod exclusion;
 mod expiry;
@@ -70,6 +71,7 @@ use cases;
 const GROUPS: &[&[Case]] = &[
     cancel::CASES,
     crash::CASES,
+    deadlock::CASES,
     evict::CASES,
     exclusion::CASES,
     expiry::CASES,

@@ -20,6 +20,7 @@ mod leave;
 mod lineup;
 mod link;
 mod mailbox;
+mod notices;
 mod queue;
 mod settings;
 mod sums;
@@ -33,9 +34,10 @@ use futures_util::stream::BoxStream;
 use tokio::task::JoinHandle;
 
 use crate::bell::Belfry;
-use crate::claim::{Claim, ClaimKey, Holder, Released, Renewal, Standing};
+use crate::claim::{Claim, ClaimKey, Holder, HolderId, Released, Renewal, Standing};
 use crate::engine::{
-    Capabilities, Counts, Engine, Event, Eviction, Finding, Info, Page, Query, Totals, Wake,
+    Capabilities, Counts, Engine, Event, Eviction, Finding, Info, Notice, Page, Query, Totals,
+    Wait, Wake,
 };
 use crate::error::Result;
 
@@ -161,6 +163,14 @@ impl Engine for Etcd {
 
     async fn inspect(&self, query: &Query) -> Result<Page> {
         survey::inspect(&self.inner, query).await
+    }
+
+    async fn announce(&self, notice: &Notice) -> Result<()> {
+        notices::announce(&self.inner, notice).await
+    }
+
+    async fn waits_of(&self, holder: HolderId) -> Result<Vec<Wait>> {
+        notices::waits_of(&self.inner, holder).await
     }
 
     async fn watch(&self, query: &Query) -> Result<BoxStream<'static, Result<Event>>> {

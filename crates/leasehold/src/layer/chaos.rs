@@ -10,8 +10,10 @@ use async_trait::async_trait;
 use futures_util::stream::BoxStream;
 use tokio::sync::Notify;
 
-use crate::claim::{Claim, ClaimKey, Holder, Released, Renewal, Standing};
-use crate::engine::{Counts, Engine, Event, Eviction, Finding, Info, Page, Query, Totals, Wake};
+use crate::claim::{Claim, ClaimKey, Holder, HolderId, Released, Renewal, Standing};
+use crate::engine::{
+    Counts, Engine, Event, Eviction, Finding, Info, Notice, Page, Query, Totals, Wait, Wake,
+};
 use crate::error::{Error, Result};
 
 /// The verbs trouble can be made for.
@@ -26,6 +28,10 @@ pub enum Verb {
     Renew,
     /// `release`
     Release,
+    /// `announce`
+    Announce,
+    /// `waits_of`
+    WaitsOf,
 }
 
 /// The kinds of trouble.
@@ -53,7 +59,7 @@ pub struct Chaos {
 struct Board {
     orders: Mutex<Vec<Order>>,
     healed: Notify,
-    calls: [AtomicU64; 4],
+    calls: [AtomicU64; 6],
     waiting: AtomicU32,
     arrived: Notify,
 }
@@ -211,6 +217,14 @@ impl Engine for Troubled {
 
     async fn inspect(&self, query: &Query) -> Result<Page> {
         self.engine.inspect(query).await
+    }
+
+    async fn announce(&self, notice: &Notice) -> Result<()> {
+        self.through(Verb::Announce, self.engine.announce(notice)).await
+    }
+
+    async fn waits_of(&self, holder: HolderId) -> Result<Vec<Wait>> {
+        self.through(Verb::WaitsOf, self.engine.waits_of(holder)).await
     }
 
     async fn watch(&self, query: &Query) -> Result<BoxStream<'static, Result<Event>>> {

@@ -11,8 +11,10 @@ use async_trait::async_trait;
 use backon::{BackoffBuilder, ExponentialBuilder};
 use futures_util::stream::BoxStream;
 
-use crate::claim::{Claim, ClaimKey, Holder, Released, Renewal, Standing};
-use crate::engine::{Counts, Engine, Event, Eviction, Finding, Info, Page, Query, Totals, Wake};
+use crate::claim::{Claim, ClaimKey, Holder, HolderId, Released, Renewal, Standing};
+use crate::engine::{
+    Counts, Engine, Event, Eviction, Finding, Info, Notice, Page, Query, Totals, Wait, Wake,
+};
 use crate::error::Result;
 
 /// How often and how soon a transient failure is tried again.
@@ -119,6 +121,15 @@ impl Engine for Retry {
 
     async fn inspect(&self, query: &Query) -> Result<Page> {
         self.again(|| self.engine.inspect(query)).await
+    }
+
+    async fn announce(&self, notice: &Notice) -> Result<()> {
+        // The keeper says it again, if it still matters.
+        self.engine.announce(notice).await
+    }
+
+    async fn waits_of(&self, holder: HolderId) -> Result<Vec<Wait>> {
+        self.again(|| self.engine.waits_of(holder)).await
     }
 
     async fn watch(&self, query: &Query) -> Result<BoxStream<'static, Result<Event>>> {

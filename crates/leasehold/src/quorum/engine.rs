@@ -17,10 +17,11 @@ use super::ballot::{Step, majority};
 use super::cause::Cause;
 use super::clocks::NodeClocks;
 use super::probation::Watches;
-use crate::claim::{Claim, ClaimKey, Holder, Mode, Released, Renewal, Standing};
+use crate::claim::{Claim, ClaimKey, Holder, HolderId, Mode, Released, Renewal, Standing};
 use crate::clock::{Clock, Moment, SystemClock};
 use crate::engine::{
-    Capabilities, Counts, Engine, Event, Eviction, Finding, Info, Page, Query, Totals, Wake,
+    Capabilities, Counts, Engine, Event, Eviction, Finding, Info, Notice, Page, Query, Totals,
+    Wait, Wake,
 };
 use crate::error::{Config, Error, Invalid, Result};
 
@@ -63,6 +64,7 @@ const CAN: Capabilities = Capabilities {
     watch: false,
     evict: true,
     tally: false,
+    deadlocks: false,
 };
 
 impl Quorum {
@@ -94,6 +96,15 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Inner {
+    /// Waiting claims are numbered anew at each attempt, so nothing of them can be seen again.
+    fn keeps_no_line(&self) -> Error {
+        Error::Config(Config::Unsupported {
+            engine: "redlock",
+            what: "find deadlocks",
+            advice: "give waits a time limit",
+        })
+    }
+
     pub(super) fn majority(&self) -> usize {
         majority(self.nodes.len())
     }
@@ -324,6 +335,14 @@ impl Engine for Quorum {
 
     async fn inspect(&self, query: &Query) -> Result<Page> {
         self.inner.inspect(query).await
+    }
+
+    async fn announce(&self, _notice: &Notice) -> Result<()> {
+        Err(self.inner.keeps_no_line())
+    }
+
+    async fn waits_of(&self, _holder: HolderId) -> Result<Vec<Wait>> {
+        Err(self.inner.keeps_no_line())
     }
 
     async fn watch(&self, _query: &Query) -> Result<BoxStream<'static, Result<Event>>> {

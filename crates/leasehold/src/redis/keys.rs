@@ -8,6 +8,7 @@ use std::sync::OnceLock;
 
 use crc16::{State, XMODEM};
 
+use crate::claim::HolderId;
 use crate::engine::Select;
 use crate::error::{Error, Invalid, Result};
 use crate::name::Name;
@@ -82,6 +83,13 @@ impl Layout {
         }
         ends[4] = text.len();
         Ok(Keys { text, ends })
+    }
+
+    /// Where the clients of a holder say what they wait for.
+    pub(super) fn notices(&self, holder: HolderId) -> Keys<1> {
+        let text = format!("{OURS}notices:{:032x}:{}", holder.0, self.prefix);
+        let ends = [text.len()];
+        Keys { text, ends }
     }
 
     /// A pattern for SCAN that finds at least the line keys asked for.
@@ -168,6 +176,11 @@ impl QuorumLayout {
     }
 }
 
+/// A key beside another one, in its slot, for the greatest fence seen for it.
+pub(crate) fn guard_key(key: &str) -> String {
+    format!("{OURS}guard:{{{}}}:{key}", tag(slot(key.as_bytes())))
+}
+
 /// Takes the meaning from the characters that a pattern gives one.
 fn escaped(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
@@ -230,6 +243,13 @@ mod tests {
             let keys = layout.keys(&Name::new(name).expect("a name")).expect("keys");
             let slots: Vec<u16> = keys.iter().map(|key| slot(key.as_bytes())).collect();
             assert!(slots.iter().all(|other| *other == slots[0]), "{name}: {keys:?} {slots:?}");
+        }
+    }
+
+    #[test]
+    fn the_key_of_a_fence_is_in_the_slot_of_what_it_guards() {
+        for key in ["plain", "{a}", "{}", "}{", "a}b", "x{y}z{w}", ""] {
+            assert_eq!(slot(guard_key(key).as_bytes()), slot(key.as_bytes()), "{key}");
         }
     }
 

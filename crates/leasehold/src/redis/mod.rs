@@ -15,6 +15,7 @@ mod keys;
 mod link;
 mod mailbox;
 mod node;
+mod notices;
 mod redlock;
 mod scripts;
 mod settings;
@@ -29,9 +30,10 @@ use async_trait::async_trait;
 use futures_util::stream::BoxStream;
 use redis::{FromRedisValue, Pipeline, Value};
 
-use crate::claim::{Claim, ClaimKey, Holder, Mode, Released, Renewal, Standing};
+use crate::claim::{Claim, ClaimKey, Holder, HolderId, Mode, Released, Renewal, Standing};
 use crate::engine::{
-    Capabilities, Counts, Engine, Event, Eviction, Finding, Info, Page, Query, Totals, Wake,
+    Capabilities, Counts, Engine, Event, Eviction, Finding, Info, Notice, Page, Query, Totals,
+    Wait, Wake,
 };
 use crate::error::{Error, Result};
 use crate::line::Refusal;
@@ -42,6 +44,7 @@ use link::Links;
 use scripts::{Call, Script};
 use settings::{Settings, WaitFor};
 
+pub(crate) use keys::guard_key;
 pub use redlock::open as open_redlock;
 
 /// A store in Redis. Clones share their connections.
@@ -328,6 +331,14 @@ impl Engine for Redis {
 
     async fn inspect(&self, query: &Query) -> Result<Page> {
         survey::inspect(&self.inner, query).await
+    }
+
+    async fn announce(&self, notice: &Notice) -> Result<()> {
+        notices::announce(&self.inner, notice).await
+    }
+
+    async fn waits_of(&self, holder: HolderId) -> Result<Vec<Wait>> {
+        notices::waits_of(&self.inner, holder).await
     }
 
     async fn watch(&self, query: &Query) -> Result<BoxStream<'static, Result<Event>>> {

@@ -39,6 +39,9 @@ pub(super) static EVICT: LazyLock<Script> =
 pub(super) static VIEW: LazyLock<Script> =
     LazyLock::new(|| Script::new(READS_ONLY, include_str!("scripts/view.lua")));
 
+pub(super) static ANNOUNCE: LazyLock<Script> =
+    LazyLock::new(|| Script::new(WRITES, include_str!("scripts/announce.lua")));
+
 /// The scripts of a node of a quorum.
 pub(super) mod quorum {
     use super::*;

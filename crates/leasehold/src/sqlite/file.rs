@@ -146,6 +146,7 @@ fn begin_boot(db: &Connection, boot_id: &str) -> Result<(), Failure> {
     }
     db.execute("DELETE FROM claims", [])?;
     db.execute("DELETE FROM watchers", [])?;
+    db.execute("DELETE FROM notices", [])?;
     db.execute(
         "UPDATE store SET boot_id = ?1, fence = fence_mark, fence_mark = fence_mark + ?2, \
          watched_until = 0",

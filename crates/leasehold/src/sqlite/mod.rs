@@ -11,6 +11,7 @@ mod bells;
 mod failure;
 mod feed;
 mod file;
+mod notices;
 mod place;
 mod store;
 #[cfg(test)]
@@ -26,10 +27,11 @@ use async_trait::async_trait;
 use futures_util::stream::BoxStream;
 use rusqlite::Connection;
 
-use crate::claim::{Claim, ClaimKey, Holder, Released, Renewal, Standing};
+use crate::claim::{Claim, ClaimKey, Holder, HolderId, Released, Renewal, Standing};
 use crate::clock::{Clock, SystemClock};
 use crate::engine::{
-    Capabilities, Counts, Engine, Event, Eviction, Finding, Info, Level, Page, Query, Totals, Wake,
+    Capabilities, Counts, Engine, Event, Eviction, Finding, Info, Level, Notice, Page, Query,
+    Totals, Wait, Wake,
 };
 use crate::error::{Config, Error, Result};
 
@@ -378,6 +380,18 @@ impl Engine for Sqlite {
                 file::read(&db, |db| verbs::inspect(db, inner.clock.now(), query))
             })
             .await
+    }
+
+    async fn announce(&self, notice: &Notice) -> Result<()> {
+        let inner = &*self.inner;
+        let write = |db: &Connection| notices::announce(db, inner.clock.now(), notice);
+        inner.persist(|| file::transact(&inner.front(), write)).await
+    }
+
+    async fn waits_of(&self, holder: HolderId) -> Result<Vec<Wait>> {
+        let inner = &*self.inner;
+        let read = |db: &Connection| notices::waits_of(db, inner.clock.now(), holder);
+        inner.persist(|| file::read(&inner.front(), read)).await
     }
 
     async fn watch(&self, query: &Query) -> Result<BoxStream<'static, Result<Event>>> {

@@ -54,6 +54,15 @@ CREATE TABLE events (
     reason TEXT    NOT NULL
 );
 
+-- What clients say of their long waits, for the search for deadlocks.
+CREATE TABLE notices (
+    holder  BLOB    NOT NULL,
+    client  BLOB    NOT NULL,
+    waits   TEXT    NOT NULL,
+    expires INTEGER NOT NULL,
+    PRIMARY KEY (holder, client)
+) WITHOUT ROWID;
+
 CREATE TABLE watchers (
     mailbox INTEGER PRIMARY KEY,
     until   INTEGER NOT NULL

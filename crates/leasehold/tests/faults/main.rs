@@ -5,6 +5,7 @@
 //! engines is put under stress, on every engine of this build.
 
 mod cancel;
+mod deadlock;
 mod holder;
 mod interface;
 mod keeper;

@@ -7,9 +7,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures_util::future::BoxFuture;
 use futures_util::stream::BoxStream;
-use leasehold::claim::{Claim, ClaimKey, Holder, Released, Renewal, Standing};
+use leasehold::claim::{Claim, ClaimKey, Holder, HolderId, Released, Renewal, Standing};
 use leasehold::engine::{
-    Counts, Engine, Event, Eviction, Finding, Info, Page, Query, Totals, Wake,
+    Counts, Engine, Event, Eviction, Finding, Info, Notice, Page, Query, Totals, Wait, Wake,
 };
 use leasehold::layer::chaos::{Chaos, Verb};
 use leasehold::memory::Memory;
@@ -233,6 +233,14 @@ impl Engine for Hooked {
 
     async fn inspect(&self, query: &Query) -> Result<Page> {
         self.engine.inspect(query).await
+    }
+
+    async fn announce(&self, notice: &Notice) -> Result<()> {
+        self.engine.announce(notice).await
+    }
+
+    async fn waits_of(&self, holder: HolderId) -> Result<Vec<Wait>> {
+        self.engine.waits_of(holder).await
     }
 
     async fn watch(&self, query: &Query) -> Result<BoxStream<'static, Result<Event>>> {

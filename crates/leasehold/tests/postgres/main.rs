@@ -5,6 +5,7 @@
 //! waiters that die or leave (F112, F114, F115).
 #![cfg(feature = "postgres")]
 
+mod fencing;
 mod line;
 mod network;
 mod plain;

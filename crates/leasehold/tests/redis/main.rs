@@ -10,6 +10,7 @@ mod cluster;
 mod connection;
 mod cost;
 mod fences;
+mod fencing;
 mod interop;
 mod layout;
 mod memory;

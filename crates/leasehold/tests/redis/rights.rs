@@ -1,8 +1,10 @@
 //! The rights that the engine's page prints: enough for everything, and none to spare.
 
+use std::time::Duration;
+
 use futures_util::StreamExt;
 use leasehold::claim::{Claim, Mode, Renewal};
-use leasehold::engine::{Counts, Engine, Eviction, Level, Query};
+use leasehold::engine::{Counts, Engine, Eviction, Level, Notice, Query, Wait};
 use leasehold::error::Config;
 use leasehold::redis::Redis;
 use leasehold::{Error, Holder, Result};
@@ -71,6 +73,13 @@ async fn round_at(url: &str, servers: &[&Server], name: &str) -> Result<()> {
         two.claim(&next).await?;
         renewed(&one, &[renewal(&first), renewal(&next)]).await?;
         one.release(&[first.key, next.key]).await?;
+    }
+    let keep = Duration::from_secs(1);
+    let wait = Wait { name: first.key.name.clone(), fence: 1, keeps: Vec::new() };
+    let (holder, client) = (first.holder.id(), 1);
+    for waits in [vec![wait], Vec::new()] {
+        one.announce(&Notice { holder, client, waits, keep }).await?;
+        one.waits_of(holder).await?;
     }
     let other = claim(&format!("{name} too"), Mode::Exclusive);
     one.claim_all(&[first.clone(), other.clone()]).await?;

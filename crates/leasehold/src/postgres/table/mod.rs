@@ -8,6 +8,7 @@ mod adrift;
 mod bells;
 mod examine;
 mod feed;
+mod notices;
 mod room;
 mod rows;
 mod schema;
@@ -21,9 +22,10 @@ use tokio::runtime::{Handle, Id};
 use tokio_postgres::Row;
 use tokio_postgres::types::{ToSql, Type};
 
-use crate::claim::{Claim, ClaimKey, Holder, Released, Renewal, Standing};
+use crate::claim::{Claim, ClaimKey, Holder, HolderId, Released, Renewal, Standing};
 use crate::engine::{
-    Capabilities, Counts, Engine, Event, Eviction, Finding, Info, Page, Query, Select, Totals, Wake,
+    Capabilities, Counts, Engine, Event, Eviction, Finding, Info, Notice, Page, Query, Select,
+    Totals, Wait, Wake,
 };
 use crate::error::{Error, Result};
 use crate::name::Name;
@@ -307,6 +309,14 @@ impl Engine for LeaseTable {
         ];
         let rows = inner.query(&inner.statements.inspect, &arguments).await?;
         page(&inner.settings.store, query, &rows)
+    }
+
+    async fn announce(&self, notice: &Notice) -> Result<()> {
+        notices::announce(&self.inner, notice).await
+    }
+
+    async fn waits_of(&self, holder: HolderId) -> Result<Vec<Wait>> {
+        notices::waits_of(&self.inner, holder).await
     }
 
     async fn watch(&self, query: &Query) -> Result<BoxStream<'static, Result<Event>>> {

@@ -101,35 +101,6 @@ CREATE OR REPLACE VIEW leasehold.distributed_locks AS
         FROM leasehold.everybody e WHERE e.expires > clock_timestamp()) f
     WHERE f.holds;
 
--- The checking half of a fence, for the user's own transaction: remembers the greatest fence seen
--- for a resource and refuses a lower one, until the transaction ends on behalf of all others.
-CREATE OR REPLACE FUNCTION leasehold.fence_check(resource text, fence bigint)
-RETURNS void LANGUAGE plpgsql AS $$
-DECLARE
-    v_seen bigint;
-BEGIN
-    INSERT INTO leasehold.guards AS g VALUES (fence_check.resource, fence_check.fence)
-        ON CONFLICT ON CONSTRAINT guards_pkey DO UPDATE SET fence = excluded.fence
-        WHERE g.fence <= excluded.fence;
-    IF NOT FOUND THEN
-        SELECT g.fence INTO v_seen FROM leasehold.guards g
-            WHERE g.resource = fence_check.resource;
-        RAISE EXCEPTION 'fence % is old: % was seen for "%"', fence_check.fence, v_seen,
-            fence_check.resource
-            USING ERRCODE = '55000', HINT = 'the lease was lost; take the lock again';
-    END IF;
-END
-$$;
-
--- Forgets a resource whose fences will never be checked again.
-CREATE OR REPLACE FUNCTION leasehold.fence_forget(resource text)
-RETURNS boolean LANGUAGE plpgsql AS $$
-BEGIN
-    DELETE FROM leasehold.guards g WHERE g.resource = fence_forget.resource;
-    RETURN FOUND;
-END
-$$;
-
 INSERT INTO leasehold.store (version, store_id)
     VALUES (1, uuid_send(gen_random_uuid())) ON CONFLICT DO NOTHING;
 COMMIT;

@@ -20,6 +20,7 @@ const INSTALL: &str = concat!(
     include_str!("rule.sql"),
     include_str!("verbs.sql"),
     include_str!("views.sql"),
+    include_str!("guards.sql"),
     include_str!("plain.sql"),
 );
 
@@ -32,6 +33,8 @@ pub(super) struct Statements {
     pub(super) renew: String,
     pub(super) release: String,
     pub(super) inspect: String,
+    pub(super) announce: String,
+    pub(super) waits_of: String,
     pub(super) evict: String,
     pub(super) tally: String,
     pub(super) totals: String,
@@ -60,6 +63,8 @@ impl Statements {
             renew: named("SELECT * FROM leasehold.renew($1, $2, $3, $4)"),
             release: named("SELECT * FROM leasehold.release($1, $2)"),
             inspect: named("SELECT * FROM leasehold.inspect($1, $2, $3, $4, $5)"),
+            announce: named("SELECT leasehold.announce($1, $2, $3, $4)"),
+            waits_of: named("SELECT * FROM leasehold.waits_of($1)"),
             evict: named("SELECT * FROM leasehold.evict($1, $2)"),
             tally: named("SELECT leasehold.tally($1, $2, $3, $4, $5)"),
             totals: named("SELECT * FROM leasehold.totals()"),

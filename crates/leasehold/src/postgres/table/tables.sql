@@ -101,8 +101,12 @@ CREATE TABLE IF NOT EXISTS leasehold.watchers (
 );
 CREATE INDEX IF NOT EXISTS watchers_until ON leasehold.watchers (until);
 
--- The greatest fence that `fence_check` has seen for each resource.
-CREATE TABLE IF NOT EXISTS leasehold.guards (
-    resource text   COLLATE "C" PRIMARY KEY,
-    fence    bigint NOT NULL
+-- What clients say of their long waits, for the search for deadlocks. Not logged: a crash may
+-- forget it, and the clients say it again.
+CREATE UNLOGGED TABLE IF NOT EXISTS leasehold.notices (
+    holder  bytea       NOT NULL,
+    client  bytea       NOT NULL,
+    waits   text        NOT NULL,
+    expires timestamptz NOT NULL,
+    PRIMARY KEY (holder, client)
 );

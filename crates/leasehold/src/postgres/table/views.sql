@@ -93,3 +93,32 @@ BEGIN
     DELETE FROM leasehold.watchers w WHERE w.watcher = p_watcher;
 END
 $$;
+
+-- Writes down what a client says of its long waits, in place of what it said before. `p_waits`:
+-- empty takes it back; `p_keep_us`: after which it lapses.
+CREATE OR REPLACE FUNCTION leasehold.announce(
+    p_holder bytea, p_client bytea, p_waits text, p_keep_us bigint
+) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM set_config('synchronous_commit', 'off', true);
+    -- What dead clients said goes with the next word of anybody; who is at it leaves it to others.
+    DELETE FROM leasehold.notices n WHERE (n.holder, n.client) IN (
+        SELECT o.holder, o.client FROM leasehold.notices o
+        WHERE o.expires <= clock_timestamp() FOR UPDATE SKIP LOCKED);
+    IF p_waits = '' THEN
+        DELETE FROM leasehold.notices n WHERE n.holder = p_holder AND n.client = p_client;
+    ELSE
+        INSERT INTO leasehold.notices VALUES (p_holder, p_client, p_waits,
+            clock_timestamp() + p_keep_us * interval '1 microsecond')
+            ON CONFLICT (holder, client)
+            DO UPDATE SET waits = excluded.waits, expires = excluded.expires;
+    END IF;
+END
+$$;
+
+-- What the clients of a holder said of their waits.
+CREATE OR REPLACE FUNCTION leasehold.waits_of(p_holder bytea)
+RETURNS TABLE (waits text) LANGUAGE sql STABLE AS $$
+    SELECT n.waits FROM leasehold.notices n
+    WHERE n.holder = p_holder AND n.expires > clock_timestamp()
+$$;

@@ -1,0 +1,138 @@
+//! Keys in Redis that are read and written under a fence: check and access in one script.
+
+use redis::aio::ConnectionLike;
+use redis::{FromRedisValue, RedisError, Script, ToRedisArgs};
+
+use super::{GuardError, Refused};
+
+type Result<T> = std::result::Result<T, GuardError<RedisError>>;
+
+/// Reads and writes keys under fences. The greatest fence of a key is kept in another key of the
+/// same slot, which never expires.
+///
+/// As durable as the server: with `appendfsync everysec` the last second of what was remembered
+/// may be lost with what was written.
+///
+/// ```no_run
+/// # async fn change(mut db: redis::aio::MultiplexedConnection, lease: leasehold::Lease)
+/// # -> Result<(), Box<dyn std::error::Error>> {
+/// use leasehold::fencing::GuardedRedis;
+///
+/// let guard = GuardedRedis::new();
+/// guard.set(&mut db, "report", "all is well", lease.fence()).await?;
+/// let report: String = guard.get(&mut db, "report", lease.fence()).await?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct GuardedRedis {
+    set: GuardedScript,
+    get: GuardedScript,
+}
+
+impl Default for GuardedRedis {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl GuardedRedis {
+    /// The guard. It keeps no connection.
+    pub fn new() -> Self {
+        Self {
+            set: GuardedScript::new("return redis.call('SET', KEYS[2], ARGV[2])"),
+            get: GuardedScript::new("return redis.call('GET', KEYS[2])"),
+        }
+    }
+
+    /// Where the greatest fence seen for a resource is kept: in the slot of the key of that name.
+    pub fn fence_key(resource: &str) -> String {
+        crate::redis::guard_key(resource)
+    }
+
+    /// Sets a key.
+    pub async fn set(
+        &self,
+        db: &mut impl ConnectionLike,
+        key: &str,
+        value: impl ToRedisArgs,
+        fence: u64,
+    ) -> Result<()> {
+        self.set.run(db, key, fence, &[key], &[value]).await
+    }
+
+    /// Gets a key.
+    pub async fn get<T: FromRedisValue>(
+        &self,
+        db: &mut impl ConnectionLike,
+        key: &str,
+        fence: u64,
+    ) -> Result<T> {
+        self.get.run(db, key, fence, &[key], &[] as &[&str]).await
+    }
+}
+
+/// A script of the user's that runs only with a fence that is not old.
+///
+/// ```
+/// use leasehold::fencing::GuardedScript;
+///
+/// // The first key and the first argument are the guard's.
+/// let withdraw = GuardedScript::new("return redis.call('DECRBY', KEYS[2], ARGV[2])");
+/// # let _ = withdraw;
+/// ```
+#[derive(Debug)]
+pub struct GuardedScript {
+    script: Script,
+}
+
+impl GuardedScript {
+    /// What stands before the user's script, for clients of other languages: `KEYS[1]` is the
+    /// [`fence_key`](GuardedRedis::fence_key) of the resource, `ARGV[1]` the fence.
+    pub const PRELUDE: &'static str = include_str!("guard.lua");
+
+    /// A script whose own keys begin with `KEYS[2]`, and its arguments with `ARGV[2]`.
+    pub fn new(body: &str) -> Self {
+        Self { script: Script::new(&format!("{}\n{body}", Self::PRELUDE)) }
+    }
+
+    /// Checks the fence for `resource` and runs the script, in one step on the server. In a
+    /// Cluster all keys must be of the resource's slot.
+    pub async fn run<T: FromRedisValue>(
+        &self,
+        db: &mut impl ConnectionLike,
+        resource: &str,
+        fence: u64,
+        keys: &[&str],
+        arguments: &[impl ToRedisArgs],
+    ) -> Result<T> {
+        let mut call = self.script.prepare_invoke();
+        call.key(GuardedRedis::fence_key(resource));
+        for key in keys {
+            call.key(*key);
+        }
+        call.arg(fence);
+        for argument in arguments {
+            call.arg(argument);
+        }
+        call.invoke_async(db).await.map_err(|error| translate(resource, fence, error))
+    }
+}
+
+fn translate(resource: &str, given: u64, error: RedisError) -> GuardError<RedisError> {
+    let resource = resource.to_owned();
+    match error.code() {
+        Some("FENCED") => {
+            let highest = error.detail().and_then(|detail| detail.rsplit(' ').next()?.parse().ok());
+            match highest {
+                Some(highest) => GuardError::Refused(Refused { resource, given, highest }),
+                None => GuardError::Store(error),
+            }
+        }
+        Some("UNGUARDED") => {
+            let reason = "what is at the key of the fence is no fence";
+            GuardError::Unusable { resource, reason }
+        }
+        _ => GuardError::Store(error),
+    }
+}
