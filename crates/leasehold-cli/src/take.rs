@@ -1,7 +1,8 @@
 //! Taking locks: what was asked for, checked before a store is touched, and then all or none.
 //!
-//! Several names are taken at once if all are free, else in sorted order, so that two commands that
-//! want the same names never wait for each other. What the locks are for is left to `run.rs` and `acquire.rs`.
+//! Several names are taken at once if all are free, else in sorted order, so that two commands
+//! that want the same names never wait for each other. What the locks are for is left to `run.rs`
+//! and `acquire.rs`.
 
 use std::collections::BTreeSet;
 use std::future::Future;
