@@ -75,6 +75,17 @@ pub enum Error {
         asked: Kind,
     },
 
+    /// The limit of a semaphore cannot be lowered that far while its permits are in use.
+    #[error("the limit of `{name}` cannot be {of} now: {why}")]
+    InUse {
+        /// The name.
+        name: Name,
+        /// The limit that was ordered.
+        of: u32,
+        /// What stands against it.
+        why: TooMany,
+    },
+
     /// The lease was lost while work that needed it was going on.
     #[error("the lease on `{name}` was lost: {cause}")]
     Lost {
@@ -359,6 +370,28 @@ impl fmt::Display for Kind {
         match self {
             Kind::Lock => f.write_str("a lock"),
             Kind::Permits { of } => write!(f, "a semaphore of {of}"),
+        }
+    }
+}
+
+/// Why a semaphore's limit cannot be lowered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum TooMany {
+    /// So many permits are held.
+    Held(u32),
+    /// A waiting claim asks for so many.
+    Wanted(u32),
+}
+
+impl fmt::Display for TooMany {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            TooMany::Held(units) => write!(f, "{units} permits are held; try again when fewer are"),
+            TooMany::Wanted(units) => write!(
+                f,
+                "somebody waits for {units} permits at once; try again when that claim is served"
+            ),
         }
     }
 }

@@ -7,9 +7,11 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use futures_util::stream::BoxStream;
 use leasehold::Result;
-use leasehold::claim::{Claim, ClaimKey, Holder, Released, Renewal, Standing};
+use leasehold::claim::{
+    Amended, Amendment, Claim, ClaimKey, Holder, Released, Renewal, Standing,
+};
 use leasehold::engine::{
-    Counts, Engine, Event, Eviction, Finding, Info, Page, Query, Totals, Wake,
+    Counts, Engine, Event, Eviction, Finding, Info, Page, Query, Resize, Resized, Totals, Wake,
 };
 
 #[derive(Debug)]
@@ -39,6 +41,14 @@ impl Engine for Forward {
 
     fn release_now(&self, key: &ClaimKey) -> Option<Released> {
         self.0.release_now(key)
+    }
+
+    async fn amend(&self, key: &ClaimKey, amendment: &Amendment) -> Result<Amended> {
+        self.0.amend(key, amendment).await
+    }
+
+    async fn resize(&self, order: &Resize) -> Result<Resized> {
+        self.0.resize(order).await
     }
 
     async fn inspect(&self, query: &Query) -> Result<Page> {

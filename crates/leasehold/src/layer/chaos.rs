@@ -10,8 +10,12 @@ use async_trait::async_trait;
 use futures_util::stream::BoxStream;
 use tokio::sync::Notify;
 
-use crate::claim::{Claim, ClaimKey, Holder, Released, Renewal, Standing};
-use crate::engine::{Counts, Engine, Event, Eviction, Finding, Info, Page, Query, Totals, Wake};
+use crate::claim::{
+    Amended, Amendment, Claim, ClaimKey, Holder, Released, Renewal, Standing,
+};
+use crate::engine::{
+    Counts, Engine, Event, Eviction, Finding, Info, Page, Query, Resize, Resized, Totals, Wake,
+};
 use crate::error::{Error, Result};
 
 /// The verbs trouble can be made for.
@@ -26,6 +30,8 @@ pub enum Verb {
     Renew,
     /// `release`
     Release,
+    /// `amend`
+    Amend,
 }
 
 /// The kinds of trouble.
@@ -53,7 +59,7 @@ pub struct Chaos {
 struct Board {
     orders: Mutex<Vec<Order>>,
     healed: Notify,
-    calls: [AtomicU64; 4],
+    calls: [AtomicU64; 5],
     waiting: AtomicU32,
     arrived: Notify,
 }
@@ -198,6 +204,14 @@ impl Engine for Troubled {
     fn release_now(&self, _key: &ClaimKey) -> Option<Released> {
         // A lease dropped on a troubled engine goes the long way, like on a remote one.
         None
+    }
+
+    async fn amend(&self, key: &ClaimKey, amendment: &Amendment) -> Result<Amended> {
+        self.through(Verb::Amend, self.engine.amend(key, amendment)).await
+    }
+
+    async fn resize(&self, order: &Resize) -> Result<Resized> {
+        self.engine.resize(order).await
     }
 
     async fn inspect(&self, query: &Query) -> Result<Page> {

@@ -11,8 +11,12 @@ use async_trait::async_trait;
 use backon::{BackoffBuilder, ExponentialBuilder};
 use futures_util::stream::BoxStream;
 
-use crate::claim::{Claim, ClaimKey, Holder, Released, Renewal, Standing};
-use crate::engine::{Counts, Engine, Event, Eviction, Finding, Info, Page, Query, Totals, Wake};
+use crate::claim::{
+    Amended, Amendment, Claim, ClaimKey, Holder, Released, Renewal, Standing,
+};
+use crate::engine::{
+    Counts, Engine, Event, Eviction, Finding, Info, Page, Query, Resize, Resized, Totals, Wake,
+};
 use crate::error::Result;
 
 /// How often and how soon a transient failure is tried again.
@@ -107,6 +111,14 @@ impl Engine for Retry {
 
     fn release_now(&self, key: &ClaimKey) -> Option<Released> {
         self.engine.release_now(key)
+    }
+
+    async fn amend(&self, key: &ClaimKey, amendment: &Amendment) -> Result<Amended> {
+        self.again(|| self.engine.amend(key, amendment)).await
+    }
+
+    async fn resize(&self, order: &Resize) -> Result<Resized> {
+        self.again(|| self.engine.resize(order)).await
     }
 
     async fn inspect(&self, query: &Query) -> Result<Page> {

@@ -123,7 +123,7 @@ pub(super) fn standing(value: Value, ttl: Duration) -> Result<(Answer, u64), Odd
     Ok((answer, expired))
 }
 
-fn kind(capacity: u32) -> Kind {
+pub(super) fn kind(capacity: u32) -> Kind {
     match capacity {
         Mode::LOCK_CAPACITY => Kind::Lock,
         of => Kind::Permits { of },
@@ -290,6 +290,7 @@ pub(super) fn event(message: &[u8], layout: &Layout) -> Option<Event> {
         "released" => EventKind::Released,
         "left" => EventKind::Left,
         "expired" => EventKind::Expired,
+        "amended" => EventKind::Amended,
         "evicted" => EventKind::Evicted { reason: reason.to_owned() },
         _ => return None,
     };

@@ -7,6 +7,7 @@
 //! Exchanges: claim 1, renew 1 for all of a client's claims, release 1 for any number. Whoever
 //! holds next is rung through its mailbox by the release itself and need not ask.
 
+mod amend;
 mod answer;
 mod doctor;
 mod failure;
@@ -29,9 +30,12 @@ use async_trait::async_trait;
 use futures_util::stream::BoxStream;
 use redis::{FromRedisValue, Pipeline, Value};
 
-use crate::claim::{Claim, ClaimKey, Holder, Mode, Released, Renewal, Standing};
+use crate::claim::{
+    Amended, Amendment, Claim, ClaimKey, Holder, Mode, Released, Renewal, Standing,
+};
 use crate::engine::{
-    Capabilities, Counts, Engine, Event, Eviction, Finding, Info, Page, Query, Totals, Wake,
+    Capabilities, Counts, Engine, Event, Eviction, Finding, Info, Page, Query, Resize, Resized,
+    Totals, Wake,
 };
 use crate::error::{Error, Result};
 use crate::line::Refusal;
@@ -284,6 +288,14 @@ impl Engine for Redis {
 
     fn release_now(&self, _key: &ClaimKey) -> Option<Released> {
         None
+    }
+
+    async fn amend(&self, key: &ClaimKey, amendment: &Amendment) -> Result<Amended> {
+        amend::amend(&self.inner, key, amendment).await
+    }
+
+    async fn resize(&self, order: &Resize) -> Result<Resized> {
+        amend::resize(&self.inner, order).await
     }
 
     async fn inspect(&self, query: &Query) -> Result<Page> {

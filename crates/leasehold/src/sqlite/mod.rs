@@ -26,10 +26,13 @@ use async_trait::async_trait;
 use futures_util::stream::BoxStream;
 use rusqlite::Connection;
 
-use crate::claim::{Claim, ClaimKey, Holder, Released, Renewal, Standing};
+use crate::claim::{
+    Amended, Amendment, Claim, ClaimKey, Holder, Released, Renewal, Standing,
+};
 use crate::clock::{Clock, SystemClock};
 use crate::engine::{
-    Capabilities, Counts, Engine, Event, Eviction, Finding, Info, Level, Page, Query, Totals, Wake,
+    Capabilities, Counts, Engine, Event, Eviction, Finding, Info, Level, Page, Query, Resize,
+    Resized, Totals, Wake,
 };
 use crate::error::{Config, Error, Result};
 
@@ -357,6 +360,16 @@ impl Engine for Sqlite {
         let released = inner.place.is_same().then(|| inner.on_the_spot(attempt))?;
         inner.bells.forget(&key.token);
         released.ok()
+    }
+
+    async fn amend(&self, key: &ClaimKey, amendment: &Amendment) -> Result<Amended> {
+        self.inner.write(|verb| verb.amend(key, amendment)).await
+    }
+
+    async fn resize(&self, order: &Resize) -> Result<Resized> {
+        let resized = self.inner.write(|verb| verb.resize(order)).await?;
+        tracing::warn!(name = %order.name, by = order.by.label(), of = order.of, "resized");
+        Ok(resized)
     }
 
     async fn inspect(&self, query: &Query) -> Result<Page> {

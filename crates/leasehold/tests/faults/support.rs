@@ -7,9 +7,11 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures_util::future::BoxFuture;
 use futures_util::stream::BoxStream;
-use leasehold::claim::{Claim, ClaimKey, Holder, Released, Renewal, Standing};
+use leasehold::claim::{
+    Amended, Amendment, Claim, ClaimKey, Holder, Released, Renewal, Standing,
+};
 use leasehold::engine::{
-    Counts, Engine, Event, Eviction, Finding, Info, Page, Query, Totals, Wake,
+    Counts, Engine, Event, Eviction, Finding, Info, Page, Query, Resize, Resized, Totals, Wake,
 };
 use leasehold::layer::chaos::{Chaos, Verb};
 use leasehold::memory::Memory;
@@ -221,6 +223,14 @@ impl Engine for Hooked {
     fn release_now(&self, _key: &ClaimKey) -> Option<Released> {
         // Its verbs may be pending, so a dropped lease goes the long way.
         None
+    }
+
+    async fn amend(&self, key: &ClaimKey, amendment: &Amendment) -> Result<Amended> {
+        self.through(Verb::Amend, self.engine.amend(key, amendment)).await
+    }
+
+    async fn resize(&self, order: &Resize) -> Result<Resized> {
+        self.engine.resize(order).await
     }
 
     async fn inspect(&self, query: &Query) -> Result<Page> {
