@@ -68,6 +68,15 @@ impl Request {
         }
     }
 
+    pub(crate) fn client(&self) -> &Client {
+        &self.client
+    }
+
+    /// The name, if it is one.
+    pub(crate) fn name(&self) -> Result<Name> {
+        Ok(self.name.clone()?)
+    }
+
     /// What to ask for; exclusive unless said otherwise.
     pub fn mode(mut self, mode: Mode) -> Self {
         self.mode = mode;

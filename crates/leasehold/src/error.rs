@@ -216,6 +216,33 @@ pub enum Invalid {
         /// Out of how many.
         of: u32,
     },
+    /// A rate that cannot be kept.
+    #[error("a rate must be 1 to {most} units in a period; this one is {units}")]
+    Rate {
+        /// How many units were asked for.
+        units: u32,
+        /// How many there may be.
+        most: u32,
+    },
+    /// A period that ends before it can be told from the next.
+    #[error(
+        "a period must be at least {:?}: {period:?} is shorter than the clock can tell",
+        Ttl::MIN
+    )]
+    PeriodTooShort {
+        /// The value given.
+        period: Duration,
+    },
+    /// A period that outlives what a store keeps.
+    #[error(
+        "a period must be at most {:?}; this one is {period:?}: ask every day, and let the work \
+         see whether it is its day",
+        Ttl::MAX
+    )]
+    PeriodTooLong {
+        /// The value given.
+        period: Duration,
+    },
     /// A text that is no handle.
     #[error("this is not a lease handle: {reason}")]
     Handle {

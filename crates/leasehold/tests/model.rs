@@ -301,11 +301,7 @@ impl Run {
         }
     }
 
-    async fn amend(
-        &mut self,
-        key: &ClaimKey,
-        amendment: &Amendment,
-    ) -> Result<(), TestCaseError> {
+    async fn amend(&mut self, key: &ClaimKey, amendment: &Amendment) -> Result<(), TestCaseError> {
         let can = self.engine.info().can;
         if !can.amend || amendment.mode.is_some() && !can.convert {
             return Ok(());

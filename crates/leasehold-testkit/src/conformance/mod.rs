@@ -8,8 +8,10 @@
 //! to fail, and are generous; a lease that must not expire has a ttl far beyond them, so that
 //! what a case leaves behind is seen before the store cleans it up.
 
+mod amend;
 mod cancel;
 mod crash;
+mod election;
 mod evict;
 mod exclusion;
 mod expiry;
@@ -20,11 +22,14 @@ mod harness;
 mod inspect;
 mod limits;
 mod names;
+mod once;
 mod order;
 mod partition;
 mod permits;
+mod rate;
 mod reentry;
 mod release;
+mod rwlock;
 mod shared;
 mod support;
 mod totals;
@@ -67,8 +72,10 @@ macro_rules! cases {
 use cases;
 
 const GROUPS: &[&[Case]] = &[
+    amend::CASES,
     cancel::CASES,
     crash::CASES,
+    election::CASES,
     evict::CASES,
     exclusion::CASES,
     expiry::CASES,
@@ -77,11 +84,14 @@ const GROUPS: &[&[Case]] = &[
     inspect::CASES,
     limits::CASES,
     names::CASES,
+    once::CASES,
     order::CASES,
     partition::CASES,
     permits::CASES,
+    rate::CASES,
     reentry::CASES,
     release::CASES,
+    rwlock::CASES,
     shared::CASES,
     totals::CASES,
     unsure::CASES,

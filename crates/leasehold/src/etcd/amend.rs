@@ -16,11 +16,7 @@ use super::wire::{Compare, TxnRequest, put_on_same_lease};
 /// How often a claim is tried that is written by others meanwhile: its renewals.
 const ROUNDS_MAX: usize = 8;
 
-pub(super) async fn amend(
-    inner: &Inner,
-    key: &ClaimKey,
-    amendment: &Amendment,
-) -> Result<Amended> {
+pub(super) async fn amend(inner: &Inner, key: &ClaimKey, amendment: &Amendment) -> Result<Amended> {
     for _ in 0..ROUNDS_MAX {
         let now = SystemClock.now();
         let lapsed = inner.book.get(&key.token).is_some_and(|record| record.until <= now);

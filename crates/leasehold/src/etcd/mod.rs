@@ -34,9 +34,7 @@ use futures_util::stream::BoxStream;
 use tokio::task::JoinHandle;
 
 use crate::bell::Belfry;
-use crate::claim::{
-    Amended, Amendment, Claim, ClaimKey, Holder, Released, Renewal, Standing,
-};
+use crate::claim::{Amended, Amendment, Claim, ClaimKey, Holder, Released, Renewal, Standing};
 use crate::engine::{
     Capabilities, Counts, Engine, Event, Eviction, Finding, Info, Page, Query, Resize, Resized,
     Totals, Wake,

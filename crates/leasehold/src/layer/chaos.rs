@@ -10,9 +10,7 @@ use async_trait::async_trait;
 use futures_util::stream::BoxStream;
 use tokio::sync::Notify;
 
-use crate::claim::{
-    Amended, Amendment, Claim, ClaimKey, Holder, Released, Renewal, Standing,
-};
+use crate::claim::{Amended, Amendment, Claim, ClaimKey, Holder, Released, Renewal, Standing};
 use crate::engine::{
     Counts, Engine, Event, Eviction, Finding, Info, Page, Query, Resize, Resized, Totals, Wake,
 };

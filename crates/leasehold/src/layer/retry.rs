@@ -11,9 +11,7 @@ use async_trait::async_trait;
 use backon::{BackoffBuilder, ExponentialBuilder};
 use futures_util::stream::BoxStream;
 
-use crate::claim::{
-    Amended, Amendment, Claim, ClaimKey, Holder, Released, Renewal, Standing,
-};
+use crate::claim::{Amended, Amendment, Claim, ClaimKey, Holder, Released, Renewal, Standing};
 use crate::engine::{
     Counts, Engine, Event, Eviction, Finding, Info, Page, Query, Resize, Resized, Totals, Wake,
 };

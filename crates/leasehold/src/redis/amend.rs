@@ -8,11 +8,7 @@ use crate::line::Refusal;
 use super::answer::{self, Odd, Parts, hex};
 use super::{CLAIM_BYTES, Inner, scripts};
 
-pub(super) async fn amend(
-    inner: &Inner,
-    key: &ClaimKey,
-    amendment: &Amendment,
-) -> Result<Amended> {
+pub(super) async fn amend(inner: &Inner, key: &ClaimKey, amendment: &Amendment) -> Result<Amended> {
     let keys = inner.layout.keys(&key.name)?;
     let note = amendment.note.as_ref().map_or("", |note| note.as_str());
     let call = inner

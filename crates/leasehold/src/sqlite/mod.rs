@@ -26,9 +26,7 @@ use async_trait::async_trait;
 use futures_util::stream::BoxStream;
 use rusqlite::Connection;
 
-use crate::claim::{
-    Amended, Amendment, Claim, ClaimKey, Holder, Released, Renewal, Standing,
-};
+use crate::claim::{Amended, Amendment, Claim, ClaimKey, Holder, Released, Renewal, Standing};
 use crate::clock::{Clock, SystemClock};
 use crate::engine::{
     Capabilities, Counts, Engine, Event, Eviction, Finding, Info, Level, Page, Query, Resize,

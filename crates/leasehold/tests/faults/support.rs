@@ -7,9 +7,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures_util::future::BoxFuture;
 use futures_util::stream::BoxStream;
-use leasehold::claim::{
-    Amended, Amendment, Claim, ClaimKey, Holder, Released, Renewal, Standing,
-};
+use leasehold::claim::{Amended, Amendment, Claim, ClaimKey, Holder, Released, Renewal, Standing};
 use leasehold::engine::{
     Counts, Engine, Event, Eviction, Finding, Info, Page, Query, Resize, Resized, Totals, Wake,
 };

@@ -22,9 +22,7 @@ use tokio::runtime::{Handle, Id};
 use tokio_postgres::Row;
 use tokio_postgres::types::{ToSql, Type};
 
-use crate::claim::{
-    Amended, Amendment, Claim, ClaimKey, Holder, Released, Renewal, Standing,
-};
+use crate::claim::{Amended, Amendment, Claim, ClaimKey, Holder, Released, Renewal, Standing};
 use crate::engine::{
     Capabilities, Counts, Engine, Event, Eviction, Finding, Info, Page, Query, Resize, Resized,
     Select, Totals, Wake,
