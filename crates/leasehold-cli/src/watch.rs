@@ -77,6 +77,7 @@ fn word(kind: &EventKind) -> &'static str {
         EventKind::Released => "released",
         EventKind::Left => "left",
         EventKind::Expired => "expired",
+        EventKind::Amended => "amended",
         EventKind::Evicted { .. } => "evicted",
         EventKind::Missed(_) => "missed",
         _ => "other",
@@ -126,7 +127,7 @@ fn print(store: &Store, line: &Line<'_>) -> io::Result<()> {
 
 /// Ends when nobody reads standard output any more, so that `watch | head -1` does not sit there
 /// until the next event. Never ends where that cannot be known, as with a file.
-fn reader_gone() -> impl Future<Output = ()> {
+pub(crate) fn reader_gone() -> impl Future<Output = ()> {
     // A copy, only to be told of its errors; nothing is written to it. Its mode stays as it is:
     // others share it.
     let output = io::stdout().as_fd().try_clone_to_owned();

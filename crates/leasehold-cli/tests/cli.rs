@@ -3,12 +3,18 @@
 //! One test binary, so that it links once; cases are in the modules by subject. Nothing here
 //! sleeps for an event that can be awaited: a bound that is reached is a failure.
 
+#[path = "cli/elect.rs"]
+mod elect;
 #[path = "cli/handles.rs"]
 mod handles;
 #[path = "cli/input.rs"]
 mod input;
 #[path = "cli/lost.rs"]
 mod lost;
+#[path = "cli/once.rs"]
+mod once;
+#[path = "cli/rate.rs"]
+mod rate;
 #[path = "cli/redis.rs"]
 mod redis;
 #[path = "cli/run.rs"]

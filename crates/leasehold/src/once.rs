@@ -142,7 +142,9 @@ impl Once {
                 let name = run.lease.name().clone();
                 let value = ran.map_err(|cause| Error::Lost { name, cause })?;
                 let why = value.as_ref().err().map(ToString::to_string);
-                run.end(why).await;
+                if let Err(error) = run.end(why).await {
+                    tracing::warn!(%error, "the outcome of a run is not remembered");
+                }
                 Ok(Outcome::Ran(value))
             }
             Err(last) => Ok(Outcome::Skipped { last }),
@@ -209,17 +211,15 @@ impl Run {
     /// It ended: well, or for this reason not. Its outcome is remembered, and nobody runs again
     /// until the period has passed.
     ///
-    /// That the store could not be told is logged: the run has happened all the same.
+    /// An error says that the store could not be told, or that the lease had been lost before: the
+    /// run has happened all the same.
     ///
     /// # Cancel safety
     ///
     /// Dropping the future may leave the outcome untold; the run counts.
-    pub async fn end(self, why: Option<String>) {
+    pub async fn end(self, why: Option<String>) -> Result<()> {
         if why.is_some() && self.retry_failed {
-            if let Err(error) = self.lease.release().await {
-                tracing::warn!(%error, "release failed; it goes on in the background");
-            }
-            return;
+            return self.lease.release().await.map(|_released| ());
         }
         self.lease.hold_at_least(self.every);
         let took = self.lease.clock_now().since(self.begun);
@@ -227,12 +227,10 @@ impl Run {
             None => RunState::Done { took },
             Some(why) => RunState::Failed { took, why },
         };
-        if let Err(error) = self.lease.set_note(note_of(&state)).await {
-            tracing::warn!(%error, "the outcome of a run is not remembered");
-        }
-        if let Err(error) = self.lease.release().await {
-            tracing::warn!(%error, "the run's end could not be told; trying in the background");
-        }
+        let told = self.lease.set_note(note_of(&state)).await;
+        // Kept until the period is over, whether its outcome could be told or not.
+        let kept = self.lease.release().await;
+        told.and(kept.map(|_released| ()))
     }
 }
 

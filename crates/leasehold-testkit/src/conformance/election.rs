@@ -42,6 +42,7 @@ async fn leader_is_seen_with_term_and_payload(lab: Arc<dyn Harness>) -> Outcome 
     assert_eq!(leader.payload, "10.0.0.1:80");
     let none = there.campaign_within(std::time::Duration::from_millis(1), "no").await?;
     assert!(none.is_none() && leadership.is_held());
+    until_waiting(&two, "election:seen", 0).await?;
     leadership.resign().await?;
     assert_eq!(there.leader().await?, None);
     Ok(())

@@ -90,7 +90,7 @@ async fn run_that_goes_on_is_seen(lab: Arc<dyn Harness>) -> Outcome {
     let run = one.once(name, LONG).start().await?.expect("nobody ran");
     let last = skipped(&two.once(name, LONG)).await?;
     assert_eq!((last.state, &last.by), (RunState::Running, one.holder()));
-    run.end(Some("no \"luck\"\n".into())).await;
+    run.end(Some("no \"luck\"\n".into())).await?;
     let last = skipped(&two.once(name, LONG)).await?;
     let RunState::Failed { why, .. } = last.state else { panic!("it failed: {last:?}") };
     assert_eq!(why, "no \"luck\"\n");
@@ -170,7 +170,7 @@ async fn run_longer_than_its_period_is_alone(lab: Arc<dyn Harness>) -> Outcome {
         assert_eq!(skipped(&there).await?.state, RunState::Running);
         tokio::time::sleep(every / 20).await;
     }
-    run.end(None).await;
+    run.end(None).await?;
     assert!(matches!(well(&there).await?, Ran::Ran(Ok(()))), "its period was over long ago");
     clear(&two, name).await
 }
