@@ -17,6 +17,9 @@ use crate::rate_limiter::check_period;
 /// How long a run that died holds the others up, unless said otherwise.
 const TTL_DEFAULT: Duration = Duration::from_secs(30);
 
+/// How often somebody asks whose period ends at the very moment he asks.
+const TRIES_MAX: usize = 8;
+
 /// How much of a failure's text is remembered. The rest of a note is for its words.
 const WHY_BYTES_MAX: usize = 1_024;
 
@@ -161,14 +164,18 @@ impl Once {
         self.check()?;
         let ttl = self.ttl.min(self.every);
         let request = self.request.clone().ttl(ttl).note(note_of(&RunState::Running));
-        let begun = self.request.client().inner.keeper.clock.now();
-        match request.try_acquire().await? {
-            Some(lease) => {
+        for _ in 0..TRIES_MAX {
+            let begun = self.request.client().inner.keeper.clock.now();
+            if let Some(lease) = request.try_acquire().await? {
                 let (every, retry_failed) = (self.every, self.retry_failed);
-                Ok(Ok(Run { lease, begun, every, retry_failed }))
+                return Ok(Ok(Run { lease, begun, every, retry_failed }));
             }
-            None => Ok(Err(self.last().await?)),
+            // Whoever is in the way may be gone by now, with its period.
+            if let Some(last) = self.last().await? {
+                return Ok(Err(Some(last)));
+            }
         }
+        Ok(Err(None))
     }
 
     /// Who runs, or has run in this period, and how it went; `None` if nobody has.
