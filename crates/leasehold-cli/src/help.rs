@@ -156,9 +156,9 @@ Examples:
   leasehold once --json nightly --every 12h -- ./report";
 
 pub(crate) const RATE: &str = "\
-At most so many units are taken in any stretch of the period, over all machines, on the store's clock.
-A unit cannot be given back. Status 0 with a unit, 75 without; then standard error says when the next
-one is due.
+At most so many units are taken in any stretch of the period, over all machines, on the store's
+clock. A unit cannot be given back. Status 0 with a unit, 75 without; then standard error says when
+the next one is due.
 
 Examples:
   leasehold rate api --limit 100 --per 1m && curl https://api.example.com
