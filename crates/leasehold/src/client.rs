@@ -317,7 +317,11 @@ impl Client {
         let name = Name::new(name)?;
         let order = Resize { name, of: limit, by: self.inner.holder.clone() };
         let why = match self.inner.keeper.engine.resize(&order).await? {
-            Resized::Done { before } => return Ok(Some(before)),
+            Resized::Done { before } => {
+                let (name, by) = (&order.name, order.by.label());
+                tracing::warn!(%name, by, limit, before, "resized");
+                return Ok(Some(before));
+            }
             Resized::Unused => return Ok(None),
             Resized::Held { units } => TooMany::Held(units),
             Resized::Wanted { units } => TooMany::Wanted(units),

@@ -484,9 +484,7 @@ impl Engine for Memory {
     }
 
     async fn resize(&self, order: &Resize) -> Result<Resized> {
-        let resized = self.store.resize(order)?;
-        tracing::warn!(name = %order.name, by = order.by.label(), of = order.of, "resized");
-        Ok(resized)
+        self.store.resize(order)
     }
 
     async fn inspect(&self, query: &Query) -> Result<Page> {

@@ -42,20 +42,17 @@ pub(super) async fn resize(inner: &Inner, order: &Resize) -> Result<Resized> {
     let answer = inner.links.call(&call).await?;
     let (verdict, expired, units) = inner.understood(Parts::of(answer).and_then(resized))?;
     inner.note_expired(expired);
-    let resized = match verdict.as_str() {
-        "done" => Resized::Done { before: units },
-        "unused" => Resized::Unused,
-        "held" => Resized::Held { units },
-        "wanted" => Resized::Wanted { units },
+    match verdict.as_str() {
+        "done" => Ok(Resized::Done { before: units }),
+        "unused" => Ok(Resized::Unused),
+        "held" => Ok(Resized::Held { units }),
+        "wanted" => Ok(Resized::Wanted { units }),
         "mismatch" => {
             let refusal = Refusal::Mismatch(answer::kind(units));
-            return Err(refusal.into_resize_error(order));
+            Err(refusal.into_resize_error(order))
         }
-        _ => return inner.understood(Err(Odd)),
-    };
-    let (name, by, of) = (&order.name, order.by.label(), order.of);
-    tracing::warn!(%name, by, of, "resized");
-    Ok(resized)
+        _ => inner.understood(Err(Odd)),
+    }
 }
 
 fn resized(mut parts: Parts) -> Result<(String, u64, u32), Odd> {

@@ -365,9 +365,7 @@ impl Engine for Sqlite {
     }
 
     async fn resize(&self, order: &Resize) -> Result<Resized> {
-        let resized = self.inner.write(|verb| verb.resize(order)).await?;
-        tracing::warn!(name = %order.name, by = order.by.label(), of = order.of, "resized");
-        Ok(resized)
+        self.inner.write(|verb| verb.resize(order)).await
     }
 
     async fn inspect(&self, query: &Query) -> Result<Page> {

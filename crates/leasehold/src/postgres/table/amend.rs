@@ -50,15 +50,12 @@ pub(super) async fn resize(inner: &Arc<Inner>, order: &Resize) -> Result<Resized
     let units: Option<i64> = answer.get("units")?;
     let units = u32::try_from(units.unwrap_or(0))
         .map_err(|_| broken(store, "a number of units out of bounds"))?;
-    let resized = match answer.get("outcome")? {
-        "done" => Resized::Done { before: units },
-        "unused" => Resized::Unused,
-        "held" => Resized::Held { units },
-        "wanted" => Resized::Wanted { units },
-        "mismatch" => return Err(Refusal::Mismatch(Kind::Lock).into_resize_error(order)),
-        _ => return Err(broken(store, "an unknown outcome")),
-    };
-    let (name, by, of) = (&order.name, order.by.label(), order.of);
-    tracing::warn!(%name, by, of, "resized");
-    Ok(resized)
+    match answer.get("outcome")? {
+        "done" => Ok(Resized::Done { before: units }),
+        "unused" => Ok(Resized::Unused),
+        "held" => Ok(Resized::Held { units }),
+        "wanted" => Ok(Resized::Wanted { units }),
+        "mismatch" => Err(Refusal::Mismatch(Kind::Lock).into_resize_error(order)),
+        _ => Err(broken(store, "an unknown outcome")),
+    }
 }
