@@ -281,6 +281,10 @@ pub(crate) struct Once {
     #[arg(long, value_name = "D", default_value = "30s", allow_hyphen_values = true)]
     #[arg(value_parser = duration::parse_ttl)]
     pub(crate) ttl: Duration,
+    /// Ends the command when it ran this long; it counts as one that failed.
+    #[arg(long, value_name = "D", allow_hyphen_values = true)]
+    #[arg(value_parser = duration::parse_hold)]
+    pub(crate) hold_at_most: Option<Duration>,
     /// Does not count a run that failed: whoever asks next runs again.
     #[arg(long)]
     pub(crate) retry_failed: bool,

@@ -11,6 +11,7 @@ use nix::sys::signal::Signal;
 use serde::Serialize;
 
 use crate::args;
+use crate::child::Ended;
 use crate::exit::{self, Failure, Outcome};
 use crate::guard::Terms;
 use crate::out;
@@ -107,7 +108,9 @@ impl Candidate<'_> {
             }
         }
         let status = status_of(&child);
-        if asked.is_some() {
+        // A command that goes on after HUP has read its settings anew, and was not asked to end.
+        let hung_up = child.ended == Some(Ended::Signalled(Signal::SIGHUP as i32));
+        if asked.is_some_and(|signal| signal != Signal::SIGHUP || hung_up) {
             return Ok(Some(status));
         }
         let program = work.program();

@@ -2,9 +2,9 @@
 //!
 //! When a run may start is the library's business; how the command is looked after is in `run.rs`.
 
-use std::ffi::OsString;
 use std::time::Duration;
 
+use leasehold::clock::{Clock as _, SystemClock};
 use leasehold::{Error, LastRun, Name, Run, RunState};
 use serde::Serialize;
 
@@ -12,7 +12,7 @@ use crate::acquire::millis;
 use crate::args;
 use crate::duration::human;
 use crate::exit::{self, Failure, Outcome};
-use crate::guard::Terms;
+use crate::guard::{Terms, Why};
 use crate::out;
 use crate::outer::Outer;
 use crate::run::{Course, Work, check_command, status_of};
@@ -78,9 +78,17 @@ pub(crate) async fn once(
     let ended = match job.start().await {
         Ok(Ok(run)) => {
             let ttl = once.ttl.min(once.every);
-            let terms = Terms::new(ttl, once.grace, None);
-            let (command, pass_url) = (once.command.as_slice(), once.pass_url);
-            go(&store, run, terms, (command, pass_url), &mut signals).await
+            let hold_until = once.hold_at_most.map(|span| SystemClock.now() + span);
+            let terms = Terms::new(ttl, once.grace, hold_until);
+            let outer = Outer::read();
+            let work = Work {
+                store: &store,
+                outer: &outer,
+                hold_at_most: once.hold_at_most,
+                command: &once.command,
+                pass_url: once.pass_url,
+            };
+            go(&work, run, terms, &mut signals).await
         }
         Ok(Err(last)) => skipped(&store, &name, last.as_ref()),
         Err(error) => Err(error.into()),
@@ -89,35 +97,35 @@ pub(crate) async fn once(
     ended
 }
 
-async fn go(
-    store: &Store,
-    run: Run,
-    terms: Terms,
-    (command, pass_url): (&[OsString], bool),
-    signals: &mut Signals,
-) -> Outcome {
-    let outer = Outer::read();
-    let work = Work { store, outer: &outer, hold_at_most: None, command, pass_url };
+async fn go(work: &Work<'_>, run: Run, terms: Terms, signals: &mut Signals) -> Outcome {
     let leases = std::slice::from_ref(run.lease());
-    // A command that cannot be started, or was made to end, has not run: whoever is next may.
+    // A command that cannot be started, or lost its lock, has not run: whoever is next may.
     let Course { mut child, why, .. } = work.supervise(leases, terms, signals).await?;
-    if let Some(why) = why {
-        return Err(work.made_to_end(&why, leases));
-    }
-    work.look_behind(&mut child);
-    let status = status_of(&child);
-    let failed = (status != 0).then(|| format!("status {status}"));
+    let (ended, failed) = match why {
+        None => {
+            work.look_behind(&mut child);
+            let status = status_of(&child);
+            (Ok(status), (status != 0).then(|| format!("status {status}")))
+        }
+        // One that ran for too long has run.
+        Some(Why::HeldLongest) => {
+            let failure = work.made_to_end(&Why::HeldLongest, leases);
+            (Err(failure), Some("it ran for as long as --hold-at-most allows".to_owned()))
+        }
+        Some(why) => return Err(work.made_to_end(&why, leases)),
+    };
     let program = work.program();
     match run.end(failed).await {
-        Ok(()) => Ok(status),
+        Ok(()) => ended,
         Err(Error::Lost { name, cause }) => Err(Failure::new(
             exit::LOST,
             format!("the lease on `{name}` was gone before `{program}` ended: {cause}"),
         )),
         // The command has run; the library goes on telling the store for as long as it makes sense.
         Err(error) => {
-            store.voice.warn(&format!("how `{program}` ended is not remembered: {error}"));
-            Ok(status)
+            let voice = work.store.voice;
+            voice.warn(&format!("how `{program}` ended is not remembered: {error}"));
+            ended
         }
     }
 }

@@ -139,6 +139,11 @@ impl Lease {
         self.tenure.life().terms.hold_at_least = Some(span);
     }
 
+    /// Ends at this instant of the client's clock.
+    pub(crate) fn sleep_until(&self, at: Moment) -> impl Future<Output = ()> + Send {
+        self.inner().keeper.clock.sleep_until(at)
+    }
+
     /// The present instant on the client's clock.
     pub(crate) fn clock_now(&self) -> Moment {
         self.inner().keeper.clock.now()

@@ -9,8 +9,9 @@ use std::time::Duration;
 
 use crate::acquire::Request;
 use crate::claim::{Holder, Mode, Note};
+use crate::clock::Moment;
 use crate::engine::ClaimView;
-use crate::error::{Config, Error, Result};
+use crate::error::{Config, Error, LostCause, Result};
 use crate::lease::Lease;
 use crate::rate_limiter::check_period;
 
@@ -60,6 +61,7 @@ pub struct Once {
     request: Request,
     every: Duration,
     ttl: Duration,
+    longest: Option<Duration>,
     retry_failed: bool,
 }
 
@@ -112,13 +114,20 @@ pub enum RunState {
 
 impl Once {
     pub(crate) fn new(request: Request, every: Duration) -> Self {
-        Self { request, every, ttl: TTL_DEFAULT, retry_failed: false }
+        Self { request, every, ttl: TTL_DEFAULT, longest: None, retry_failed: false }
     }
 
     /// How long after its death a run is taken over by whoever asks next: 100 ms to 24 h, 30 s
     /// unless said otherwise, and never longer than the period.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.ttl = ttl;
+        self
+    }
+
+    /// Stops a run after this long: for work that may hang. It counts as one that failed, and
+    /// [`run`](Self::run) ends with [`Error::Lost`].
+    pub fn max_run(mut self, span: Duration) -> Self {
+        self.longest = Some(span);
         self
     }
 
@@ -141,14 +150,20 @@ impl Once {
     ) -> Result<Outcome<T, E>> {
         match self.start().await? {
             Ok(run) => {
-                let ran = run.lease.while_held(work(&run.lease)).await;
                 let name = run.lease.name().clone();
-                let value = ran.map_err(|cause| Error::Lost { name, cause })?;
-                let why = value.as_ref().err().map(ToString::to_string);
+                let ran = run.within(self.longest, work(&run.lease)).await;
+                let (why, ran) = match ran {
+                    Ok(value) => (value.as_ref().err().map(ToString::to_string), Ok(value)),
+                    Err(LostCause::MaxHold) => {
+                        let why = LostCause::MaxHold.to_string();
+                        (Some(why), Err(LostCause::MaxHold))
+                    }
+                    Err(cause) => return Err(Error::Lost { name, cause }),
+                };
                 if let Err(error) = run.end(why).await {
                     tracing::warn!(%error, "the outcome of a run is not remembered");
                 }
-                Ok(Outcome::Ran(value))
+                ran.map(Outcome::Ran).map_err(|cause| Error::Lost { name, cause })
             }
             Err(last) => Ok(Outcome::Skipped { last }),
         }
@@ -204,7 +219,7 @@ impl Once {
 #[must_use = "a run that is dropped did not happen"]
 pub struct Run {
     lease: Lease,
-    begun: crate::clock::Moment,
+    begun: Moment,
     every: Duration,
     retry_failed: bool,
 }
@@ -213,6 +228,20 @@ impl Run {
     /// The lease it runs under.
     pub fn lease(&self) -> &Lease {
         &self.lease
+    }
+
+    /// What the work came to, unless the lease is lost or it takes longer than it may.
+    async fn within<T>(
+        &self,
+        longest: Option<Duration>,
+        work: impl Future<Output = T>,
+    ) -> std::result::Result<T, LostCause> {
+        let until = longest.map_or(Moment::NEVER, |span| self.begun + span);
+        tokio::select! {
+            biased;
+            ran = self.lease.while_held(work) => ran,
+            () = self.lease.sleep_until(until), if longest.is_some() => Err(LostCause::MaxHold),
+        }
     }
 
     /// It ended: well, or for this reason not. Its outcome is remembered, and nobody runs again

@@ -10,7 +10,7 @@ use futures_util::StreamExt;
 use leasehold::clock::{Clock, Moment, VirtualClock};
 use leasehold::layer::chaos::{Chaos, Trouble, Verb};
 use leasehold::memory::Memory;
-use leasehold::{Client, Error, Mode, Outcome, RunState, Unit};
+use leasehold::{Client, Error, LostCause, Mode, Outcome, RunState, Unit};
 
 const MINUTE: Duration = Duration::from_secs(60);
 const LONG: Duration = Duration::from_secs(300);
@@ -119,6 +119,27 @@ async fn a_period_counts_from_the_start_of_a_run_on_the_store_s_clock() {
     clock.advance(Duration::from_millis(1));
     let ran = job.run(async |_| Ok::<(), String>(())).await.expect("an answer");
     assert!(matches!(ran, Outcome::Ran(Ok(()))));
+}
+
+#[tokio::test]
+async fn a_run_that_takes_too_long_is_stopped_and_counts_as_failed() {
+    let (memory, clock) = Memory::virtual_time();
+    let client = memory.client().expect("a client");
+    let job = client.once("job", MINUTE * 60).max_run(MINUTE / 4);
+    let begun = AtomicU32::new(0);
+    let running = job.run(async |_| {
+        begun.store(1, Ordering::SeqCst);
+        std::future::pending::<Result<(), String>>().await
+    });
+    let waiting = async {
+        until("a run", async || begun.load(Ordering::SeqCst) == 1).await;
+        clock.advance(MINUTE / 4);
+    };
+    let (ran, ()) = tokio::join!(running, waiting);
+    assert!(matches!(ran, Err(Error::Lost { cause: LostCause::MaxHold, .. })), "{ran:?}");
+    let last = job.last().await.expect("an answer").expect("remembered");
+    assert!(matches!(last.state, RunState::Failed { .. }), "{last:?}");
+    assert!(last.next_in > MINUTE * 59, "{last:?}");
 }
 
 #[tokio::test]

@@ -69,6 +69,25 @@ fn a_command_that_ends_or_a_lost_office_leads_to_another_campaign() {
 }
 
 #[test]
+fn a_command_that_survives_hup_was_not_asked_to_end() {
+    let place = Place::new();
+    let script = "trap 'echo again; exit 0' HUP; echo $LEASEHOLD_FENCE $$; \
+                  while :; do sleep 0.05; done";
+    let mut candidate = elect(&place, "one", &[], script);
+    let (first, _) = term(&mut candidate);
+    candidate.signal(Signal::HUP);
+    assert_eq!(candidate.line(), "again");
+    let (second, _) = term(&mut candidate);
+    assert!(second > first);
+    candidate.signal(Signal::TERM);
+    assert_eq!(candidate.wait().status, 143);
+    let mut deaf = elect(&place, "two", &[], WORK);
+    term(&mut deaf);
+    deaf.signal(Signal::HUP);
+    assert_eq!(deaf.wait().status, 129, "its command ended by it, and so does it");
+}
+
+#[test]
 fn a_signal_ends_a_candidate_that_waits() {
     let place = Place::new();
     let leader = place.hold(&[], "office");

@@ -136,6 +136,17 @@ fn a_run_whose_lock_was_taken_is_ended_with_76() {
 }
 
 #[test]
+fn a_run_that_hangs_is_ended_and_counts_as_one_that_failed() {
+    let place = Place::new();
+    let once = ["once", "job", "--every", "1h", "--hold-at-most", "300ms", "--", "sleep", "1000"];
+    let finished = place.expect(76, &once);
+    assert!(finished.stderr.contains("as long as --hold-at-most allows"), "{finished:?}");
+    let skipped = place.expect(0, &["once", "job", "--every", "1h", "--", "echo", "no"]);
+    assert_eq!(skipped.stdout, "");
+    assert!(skipped.stderr.contains("failed after"), "{skipped:?}");
+}
+
+#[test]
 fn periods_that_cannot_be_are_wrong_usage() {
     let place = Place::new();
     let cases = [

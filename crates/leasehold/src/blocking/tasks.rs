@@ -158,7 +158,9 @@ impl Once {
         };
         let value = work(run.lease());
         let why = value.as_ref().err().map(ToString::to_string);
-        self.runtime.block_on(run.end(why))?;
+        if let Err(error) = self.runtime.block_on(run.end(why)) {
+            tracing::warn!(%error, "the outcome of a run is not remembered");
+        }
         Ok(Outcome::Ran(value))
     }
 

@@ -1,6 +1,6 @@
 //! Changing what is in line: a claim's mode or note, a semaphore's limit. One script call each.
 
-use crate::claim::{Amended, Amendment, ClaimKey};
+use crate::claim::{Amended, Amendment, ClaimKey, Mode};
 use crate::engine::{Resize, Resized};
 use crate::error::Result;
 use crate::line::Refusal;
@@ -19,10 +19,21 @@ pub(super) async fn amend(inner: &Inner, key: &ClaimKey, amendment: &Amendment) 
         None => call.text("").text(""),
     };
     let call = call.text(if amendment.note.is_some() { "note" } else { "" }).text(note);
-    let answer = inner.links.call(&call).await?;
+    // Becoming exclusive is a grant: it counts when enough replicas have it. Asked again, it is the
+    // same change, so nothing is taken back.
+    let wait_for = inner.wait_for.filter(|_| amendment.mode == Some(Mode::Exclusive));
+    let (answer, reached) = match wait_for {
+        None => (inner.links.call(&call).await?, u64::MAX),
+        Some(wait_for) => inner.call_and_wait(&call, wait_for).await?,
+    };
     let (amended, expired) = inner.understood(Parts::of(answer).and_then(amended))?;
     inner.note_expired(expired);
-    Ok(amended)
+    match wait_for {
+        Some(wait_for) if amended == Amended::Done && reached < wait_for.replicas => {
+            Err(inner.too_few(wait_for, reached))
+        }
+        _ => Ok(amended),
+    }
 }
 
 fn amended(mut parts: Parts) -> Result<(Amended, u64), Odd> {
