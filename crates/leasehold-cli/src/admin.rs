@@ -1,4 +1,4 @@
-//! `stats`, `force-release` and `init`: what those who look after the locks ask for.
+//! `stats`, `force-release`, `resize` and `init`: what those who look after the locks ask for.
 
 use std::io::{self, BufRead as _, IsTerminal as _};
 
@@ -115,6 +115,37 @@ fn report(store: &Store, name: &Name, losers: &[Holder], reason: &str) -> Outcom
             let (name, label) = (escape(name.as_str()), escape(holder.label()));
             out::print(&format!("`{name}` was taken from `{label}`\n"))?;
         }
+    }
+    Ok(exit::DONE)
+}
+
+#[derive(Debug, Serialize)]
+struct Resized<'a> {
+    name: &'a str,
+    limit: u32,
+    before: Option<u32>,
+}
+
+/// Gives a semaphore another limit.
+pub(crate) async fn resize(
+    order: args::Resize,
+    open: impl AsyncFnOnce() -> Result<Store, Failure>,
+) -> Outcome {
+    let name = Name::new(&order.name)?;
+    let store = open().await?;
+    let resized = store.client.resize(&name, order.permits).await;
+    take::farewell(&store).await;
+    let (limit, before) = (order.permits, resized?);
+    if store.voice.json {
+        out::print_json(&Resized { name: name.as_str(), limit, before })?;
+        return Ok(exit::DONE);
+    }
+    let shown = escape(name.as_str());
+    match before {
+        Some(before) => out::print(&format!("`{shown}` has {limit} permits, {before} before\n"))?,
+        None => store
+            .voice
+            .tell(&format!("nobody is in line for `{name}`: whoever comes next sets its limit")),
     }
     Ok(exit::DONE)
 }

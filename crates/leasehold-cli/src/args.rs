@@ -85,6 +85,21 @@ pub(crate) enum Command {
     /// Takes a lock from whoever holds it.
     #[command(after_help = help::FORCE_RELEASE)]
     ForceRelease(ForceRelease),
+    /// Gives a semaphore that is in use another limit.
+    #[command(after_help = help::RESIZE)]
+    Resize(Resize),
+    /// Campaigns, and runs a command while it leads.
+    #[command(after_help = help::ELECT)]
+    Elect(Elect),
+    /// Says who leads.
+    #[command(after_help = help::LEADER)]
+    Leader(Leader),
+    /// Runs a command at most once in each period, over all machines.
+    #[command(after_help = help::ONCE)]
+    Once(Once),
+    /// Takes one unit of a rate limit, or says when the next is due.
+    #[command(after_help = help::RATE)]
+    Rate(Rate),
     /// Says what this store really promises, and what to change.
     #[command(after_help = help::DOCTOR)]
     Doctor,
@@ -233,6 +248,104 @@ pub(crate) struct ForceRelease {
     pub(crate) yes: bool,
 }
 
+/// `resize`.
+#[derive(Debug, Args)]
+pub(crate) struct Resize {
+    /// The semaphore.
+    pub(crate) name: String,
+    /// The limit from now on.
+    #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = parse_limit)]
+    pub(crate) permits: u32,
+}
+
+/// `elect`.
+#[derive(Debug, Args)]
+pub(crate) struct Elect {
+    /// The office: 1 to 512 bytes.
+    pub(crate) name: String,
+    /// What `leader` shows, such as an address: up to 4 KiB.
+    #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
+    pub(crate) payload: String,
+    /// How long leadership outlives a leader that died: 100ms to 24h.
+    #[arg(long, value_name = "D", default_value = "30s", allow_hyphen_values = true)]
+    #[arg(value_parser = duration::parse_ttl)]
+    pub(crate) ttl: Duration,
+    /// Between TERM and KILL when leadership is lost; at most a third of the ttl.
+    #[arg(long, value_name = "D", default_value = "10s", allow_hyphen_values = true)]
+    #[arg(value_parser = duration::parse)]
+    pub(crate) grace: Duration,
+    /// Lets the command see LEASEHOLD_URL, so that a `leasehold` inside it finds the store.
+    #[arg(long)]
+    pub(crate) pass_url: bool,
+    /// The command and its arguments, after `--`; it runs without a shell.
+    #[arg(last = true, value_name = "CMD")]
+    pub(crate) command: Vec<OsString>,
+}
+
+/// `leader`.
+#[derive(Debug, Args)]
+pub(crate) struct Leader {
+    /// The office.
+    pub(crate) name: String,
+    /// Goes on, and prints every change.
+    #[arg(long)]
+    pub(crate) watch: bool,
+}
+
+/// `once`.
+#[derive(Debug, Args)]
+pub(crate) struct Once {
+    /// The work: 1 to 512 bytes.
+    pub(crate) name: String,
+    /// The period, which begins with a run: 100ms to 24h.
+    #[arg(long, value_name = "D", allow_hyphen_values = true, value_parser = duration::parse)]
+    pub(crate) every: Duration,
+    /// How long after its death a run is taken over by whoever asks next: 100ms to 24h.
+    #[arg(long, value_name = "D", default_value = "30s", allow_hyphen_values = true)]
+    #[arg(value_parser = duration::parse_ttl)]
+    pub(crate) ttl: Duration,
+    /// Ends the command when it ran this long; it counts as one that failed.
+    #[arg(long, value_name = "D", allow_hyphen_values = true)]
+    #[arg(value_parser = duration::parse_hold)]
+    pub(crate) hold_at_most: Option<Duration>,
+    /// Does not count a run that failed: whoever asks next runs again.
+    #[arg(long)]
+    pub(crate) retry_failed: bool,
+    /// Between TERM and KILL when the lock is lost; at most a third of the ttl.
+    #[arg(long, value_name = "D", default_value = "10s", allow_hyphen_values = true)]
+    #[arg(value_parser = duration::parse)]
+    pub(crate) grace: Duration,
+    /// Lets the command see LEASEHOLD_URL, so that a `leasehold` inside it finds the store.
+    #[arg(long)]
+    pub(crate) pass_url: bool,
+    /// The command and its arguments, after `--`; it runs without a shell.
+    #[arg(last = true, value_name = "CMD")]
+    pub(crate) command: Vec<OsString>,
+}
+
+/// `rate`.
+#[derive(Debug, Args)]
+pub(crate) struct Rate {
+    /// What is limited: 1 to 512 bytes.
+    pub(crate) name: String,
+    /// How many units there are in any stretch of the period; all must say the same.
+    #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = parse_limit)]
+    pub(crate) limit: u32,
+    /// The period: 100ms to 24h.
+    #[arg(long, value_name = "D", allow_hyphen_values = true, value_parser = duration::parse)]
+    pub(crate) per: Duration,
+    /// Gives up at once if no unit is left, as it does unless -w says otherwise.
+    #[arg(short = 'n', long, conflicts_with = "wait")]
+    pub(crate) no_wait: bool,
+    /// Waits at most this long for a unit.
+    #[arg(short, long, value_name = "D", allow_hyphen_values = true)]
+    #[arg(value_parser = duration::parse)]
+    pub(crate) wait: Option<Duration>,
+    /// The exit status when no unit is left.
+    #[arg(short = 'E', long, value_name = "N", default_value_t = crate::exit::CONFLICT)]
+    pub(crate) conflict_exit_code: u8,
+}
+
 /// `init`.
 #[derive(Debug, Args)]
 pub(crate) struct Init {
@@ -253,6 +366,32 @@ pub(crate) struct Completions {
 pub(crate) struct Permits {
     pub(crate) take: u32,
     pub(crate) of: u32,
+}
+
+impl Take {
+    /// One name, exclusive, with the defaults.
+    pub(crate) fn exclusive(name: String, ttl: Duration, note: String) -> Self {
+        Self {
+            names: vec![name],
+            ttl,
+            no_wait: false,
+            wait: None,
+            shared: false,
+            permits: None,
+            note,
+            hold_at_least: None,
+            hold_at_most: None,
+            conflict_exit_code: crate::exit::CONFLICT,
+        }
+    }
+}
+
+fn parse_limit(text: &str) -> Result<u32, String> {
+    // The library reserves the largest number for locks.
+    match text.parse() {
+        Ok(limit) if (1..u32::MAX).contains(&limit) => Ok(limit),
+        _ => Err("a limit is a whole number of at least 1".to_owned()),
+    }
 }
 
 fn parse_permits(text: &str) -> Result<Permits, String> {

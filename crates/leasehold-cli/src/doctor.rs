@@ -65,6 +65,9 @@ fn promises(can: Capabilities) -> Vec<Promise> {
         promise("detach", outlives, "a lock outlives its process: `acquire`"),
         promise("watch", can.watch, "events as they happen: `watch`"),
         promise("evict", can.evict, "a lock can be taken away: `force-release`"),
+        promise("amend", can.amend, "a lease's note can be replaced: `once`"),
+        promise("convert", can.convert, "a reader can become the writer, and the writer a reader"),
+        promise("resize", can.resize, "a limit can be changed while it is in use: `resize`"),
         promise("tally", can.tally, "all clients are counted: `stats`"),
     ]
 }

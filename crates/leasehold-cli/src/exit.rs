@@ -100,7 +100,7 @@ pub(crate) fn status_of(error: &Error) -> u8 {
         Error::Invalid(_) => USAGE,
         Error::Config(Config::OtherStore) | Error::Stale { .. } => NOT_HOLDER,
         Error::Config(_) | Error::Mismatch { .. } => CONFIG,
-        Error::Deadlock { .. } => CONFLICT,
+        Error::Deadlock { .. } | Error::InUse { .. } => CONFLICT,
         Error::Lost { .. } => LOST,
         // Unreachable, Store, Replaced, TooSlow, Limit, Closed, and whatever a later library
         // adds: the store could not do it.
@@ -127,7 +127,7 @@ pub(crate) fn say_all(text: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use leasehold::error::{Cycle, Invalid, Kind};
+    use leasehold::error::{Cycle, Invalid, Kind, TooMany};
     use leasehold::{LostCause, Name};
     use std::time::Duration;
 
@@ -152,6 +152,7 @@ mod tests {
             (Error::Limit { what: "claims", limit: 1 }, 69),
             (Error::Closed, 69),
             (Error::Deadlock { name: name.clone(), cycle: Cycle(Vec::new()) }, 75),
+            (Error::InUse { name: name.clone(), of: 1, why: TooMany::Held(2) }, 75),
             (Error::Lost { name: name.clone(), cause: LostCause::Expired }, 76),
             (
                 Error::Mismatch {

@@ -128,6 +128,61 @@ Examples:
   leasehold force-release deploy --reason 'host db3 is gone'
   leasehold force-release deploy --reason 'cleanup' --yes";
 
+pub(crate) const RESIZE: &str = "\
+The limit of a semaphore is what its users say. Once it is changed here, those who still say the old
+one are refused (78) until they say the new one, or nobody is in line any more. It cannot be lowered
+below what is held, or what somebody waits for at once (75).
+
+Examples:
+  leasehold resize encoder --permits 8
+  leasehold resize --json encoder --permits 2";
+
+pub(crate) const ELECT: &str = "\
+Waits until it leads, runs the command, and campaigns again when the command ends or leadership is
+lost; ends by a signal only, which goes to the command first. The command finds the same in its
+environment as that of `run`; LEASEHOLD_FENCE is the number of the term. Hand it to what the leader
+acts on and let it refuse smaller numbers.
+
+When leadership cannot be kept, the command's group gets TERM, then KILL before the lease's safe
+end: nobody acts as the leader after it.
+
+Examples:
+  leasehold elect scheduler -- ./scheduler
+  leasehold elect --payload 10.0.0.7:8080 scheduler -- ./scheduler
+  leasehold elect --ttl 5s scheduler -- ./scheduler        the next one after five seconds";
+
+pub(crate) const LEADER: &str = "\
+Prints the leader's label, its term and its payload. Status 75 if nobody leads.
+
+Examples:
+  leasehold leader scheduler
+  leasehold leader --json scheduler | jq -r '.leader.payload'
+  leasehold leader --watch scheduler";
+
+pub(crate) const ONCE: &str = "\
+The period begins with a run and counts on the store's clock, so it does not matter what the clocks
+of the machines say. Status: the command's own; 0 if somebody else runs it or has run it in this
+period, with a line on standard error that says who, when, and how it ended.
+
+A run whose machine died is taken over by whoever asks next, after --ttl. A run that failed counts,
+unless --retry-failed says otherwise. In a crontab, write a period that is a little shorter than the
+time between two starts: `--every 55m` for every hour.
+
+Examples:
+  leasehold once nightly --every 12h -- ./report
+  leasehold once --retry-failed sync --every 55m -- ./sync
+  leasehold once --json nightly --every 12h -- ./report";
+
+pub(crate) const RATE: &str = "\
+At most so many units are taken in any stretch of the period, over all machines, on the store's
+clock. A unit cannot be given back. Status 0 with a unit, 75 without; then standard error says when
+the next one is due.
+
+Examples:
+  leasehold rate api --limit 100 --per 1m && curl https://api.example.com
+  leasehold rate -w 30s mails --limit 5 --per 1s
+  leasehold rate --json mails --limit 5 --per 1s | jq .due_in_ms";
+
 pub(crate) const DOCTOR: &str = "\
 Status 0 if no promise is broken, 78 otherwise.
 

@@ -11,13 +11,16 @@ mod child;
 mod completions;
 mod doctor;
 mod duration;
+mod elect;
 mod exit;
 mod guard;
 mod handles;
 mod help;
 mod log;
+mod once;
 mod out;
 mod outer;
+mod rate;
 mod run;
 mod signals;
 mod store;
@@ -85,6 +88,11 @@ async fn dispatch(cli: Cli) -> Outcome {
         Command::Watch(watch) => watch::watch(watch, open).await,
         Command::Top(top) => top::top(top, globals.json, open).await,
         Command::ForceRelease(order) => admin::force_release(order, open).await,
+        Command::Resize(order) => admin::resize(order, open).await,
+        Command::Elect(elect) => elect::elect(elect, open).await,
+        Command::Leader(leader) => elect::leader(leader, open).await,
+        Command::Once(once) => once::once(once, open).await,
+        Command::Rate(rate) => rate::rate(rate, open).await,
         Command::Doctor => doctor::doctor(&open().await?).await,
         Command::Init(init) if init.print => {
             admin::init(&store::open_to_look(&globals, prefix).await?, &init).await

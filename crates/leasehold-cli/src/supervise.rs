@@ -21,6 +21,9 @@ use crate::terminal::Terminal;
 /// the kernel holds one of them; the command itself is waited for without a limit.
 const FUNERAL_MAX: Duration = Duration::from_secs(2);
 
+/// Signals that ask for an end. They go to the command, and what it makes of them is its own.
+const ENDING: [Signal; 4] = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP, Signal::SIGQUIT];
+
 /// A command under way.
 #[derive(Debug)]
 pub(crate) struct Supervision<'a> {
@@ -30,6 +33,8 @@ pub(crate) struct Supervision<'a> {
     pub(crate) terms: Terms,
     /// Somebody asked this process to stop, and it does once the command has.
     stop_asked: bool,
+    /// The signal that asked this process to end, if one did.
+    pub(crate) asked: Option<Signal>,
     /// What the library said about leases that are lost.
     causes: Vec<Option<LostCause>>,
 }
@@ -45,7 +50,7 @@ struct Ending {
 impl<'a> Supervision<'a> {
     pub(crate) fn new(child: Child, terminal: Terminal, leases: &'a [Lease], terms: Terms) -> Self {
         let causes = vec![None; leases.len()];
-        Self { child, terminal, leases, terms, stop_asked: false, causes }
+        Self { child, terminal, leases, terms, stop_asked: false, asked: None, causes }
     }
 
     /// Waits until the command has ended; says why if it was made to.
@@ -137,6 +142,9 @@ impl<'a> Supervision<'a> {
             }
             Signal::SIGCONT => self.go_on(),
             signal => {
+                if ENDING.contains(&signal) {
+                    self.asked = Some(signal);
+                }
                 let number = KernelSignal::from_named_raw(signal as i32);
                 if let Some(signal) = number {
                     self.child.signal(signal);

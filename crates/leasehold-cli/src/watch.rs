@@ -77,6 +77,7 @@ fn word(kind: &EventKind) -> &'static str {
         EventKind::Released => "released",
         EventKind::Left => "left",
         EventKind::Expired => "expired",
+        EventKind::Amended => "amended",
         EventKind::Evicted { .. } => "evicted",
         EventKind::Missed(_) => "missed",
         _ => "other",

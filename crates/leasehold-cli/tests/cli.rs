@@ -5,12 +5,18 @@
 
 #[path = "cli/deadlock.rs"]
 mod deadlock;
+#[path = "cli/elect.rs"]
+mod elect;
 #[path = "cli/handles.rs"]
 mod handles;
 #[path = "cli/input.rs"]
 mod input;
 #[path = "cli/lost.rs"]
 mod lost;
+#[path = "cli/once.rs"]
+mod once;
+#[path = "cli/rate.rs"]
+mod rate;
 #[path = "cli/redis.rs"]
 mod redis;
 #[path = "cli/run.rs"]

@@ -79,6 +79,15 @@ impl Request {
         }
     }
 
+    pub(crate) fn client(&self) -> &Client {
+        &self.client
+    }
+
+    /// The name, if it is one.
+    pub(crate) fn name(&self) -> std::result::Result<Name, crate::error::Invalid> {
+        self.name.clone()
+    }
+
     /// What to ask for; exclusive unless said otherwise.
     pub fn mode(mut self, mode: Mode) -> Self {
         self.mode = mode;
@@ -273,14 +282,6 @@ impl Request {
     /// Whether this is about the same client, name and mode as another request.
     pub(crate) fn is_like(&self, other: &Request) -> bool {
         self.name == other.name && self.mode == other.mode && self.client.is_same(&other.client)
-    }
-
-    pub(crate) fn client(&self) -> &Client {
-        &self.client
-    }
-
-    pub(crate) fn name(&self) -> std::result::Result<&Name, crate::error::Invalid> {
-        self.name.as_ref().map_err(Clone::clone)
     }
 
     pub(crate) fn is_reentrant(&self) -> bool {

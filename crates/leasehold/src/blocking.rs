@@ -3,6 +3,9 @@
 //! A thin shell around the asynchronous client with a small runtime of its own. Do not use it
 //! inside an asynchronous task; use [`Client`](crate::Client) there.
 
+mod locks;
+mod tasks;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,6 +16,9 @@ use crate::error::{Error, LostCause, Result};
 use crate::handle::Handle;
 use crate::name::Name;
 use crate::tenure::LeaseState;
+
+pub use locks::{ReadLease, RwLock, Semaphore, WriteLease};
+pub use tasks::{Election, Leaders, Leadership, Once, RateLimiter};
 
 /// Connects to the store at `url` with the default settings.
 ///
@@ -58,6 +64,33 @@ impl Client {
     /// A lock that one holder at a time has.
     pub fn mutex(&self, name: impl AsRef<str>) -> Mutex {
         Mutex { mutex: self.client.mutex(name), runtime: Arc::clone(&self.runtime) }
+    }
+
+    /// A lock that many readers or one writer have.
+    pub fn rwlock(&self, name: impl AsRef<str>) -> RwLock {
+        RwLock { lock: self.client.rwlock(name), runtime: Arc::clone(&self.runtime) }
+    }
+
+    /// `limit` permits for all machines together.
+    pub fn semaphore(&self, name: impl AsRef<str>, limit: u32) -> Semaphore {
+        let semaphore = self.client.semaphore(name, limit);
+        Semaphore { semaphore, runtime: Arc::clone(&self.runtime) }
+    }
+
+    /// An office that one candidate at a time holds.
+    pub fn election(&self, name: impl AsRef<str>) -> Election {
+        Election { election: self.client.election(name), runtime: Arc::clone(&self.runtime) }
+    }
+
+    /// `units` in any window of `period`, for all machines together.
+    pub fn rate_limiter(&self, name: impl AsRef<str>, units: u32, period: Duration) -> RateLimiter {
+        let limiter = self.client.rate_limiter(name, units, period);
+        RateLimiter { limiter, runtime: Arc::clone(&self.runtime) }
+    }
+
+    /// Work that is done at most once in each period of `every`, for all machines together.
+    pub fn once(&self, name: impl AsRef<str>, every: Duration) -> Once {
+        Once { once: self.client.once(name, every), runtime: Arc::clone(&self.runtime) }
     }
 
     /// The client underneath, for everything that has no blocking form.
@@ -184,6 +217,11 @@ impl Lease {
     /// Sets another time to live and renews at once.
     pub fn extend(&self, ttl: Duration) -> Result<()> {
         self.runtime.block_on(self.lease.extend(ttl))
+    }
+
+    /// Replaces the text that others may read, up to 4 KiB.
+    pub fn set_note(&self, note: impl AsRef<str>) -> Result<()> {
+        self.runtime.block_on(self.lease.set_note(note))
     }
 
     /// The lease as text, to be taken up elsewhere.

@@ -325,6 +325,43 @@ pub enum Released {
     StillEntered,
 }
 
+/// A change of a claim that holds. What is `None` stays as it is.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Amendment {
+    /// Exclusive to shared; shared to exclusive for whoever is the only one to hold; fewer
+    /// permits of the same limit. Everything else is refused.
+    pub mode: Option<Mode>,
+    /// Another note.
+    pub note: Option<Note>,
+}
+
+impl Amendment {
+    /// Another note.
+    pub fn note(note: Note) -> Self {
+        Self { mode: None, note: Some(note) }
+    }
+
+    /// Another mode.
+    pub fn mode(mode: Mode) -> Self {
+        Self { mode: Some(mode), note: None }
+    }
+}
+
+/// What became of an [`Amendment`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Amended {
+    /// The claim is as asked.
+    Done,
+    /// The mode cannot be changed so, or not while others hold. Nothing was changed.
+    Refused,
+    /// The claim does not hold.
+    Out {
+        /// Who holds, if anybody does.
+        by: Option<Holder>,
+    },
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

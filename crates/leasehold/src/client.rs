@@ -11,10 +11,13 @@ use futures_util::stream::BoxStream;
 use tokio::sync::Mutex as AsyncMutex;
 
 use crate::acquire::Request;
-use crate::claim::{Holder, Released, Renewal, Standing, Ttl};
+use crate::claim::{Holder, Mode, Released, Renewal, Standing, Ttl};
 use crate::clock::{Clock, SystemClock};
-use crate::engine::{Engine, Event, Eviction, Finding, Info, LineView, Page, Query, Totals};
-use crate::error::{Config, Error, Invalid, Result};
+use crate::election::Election;
+use crate::engine::{
+    Engine, Event, Eviction, Finding, Info, LineView, Page, Query, Resize, Resized, Totals,
+};
+use crate::error::{Config, Error, Invalid, Result, TooMany};
 use crate::handle::Handle;
 use crate::keeper::Keeper;
 use crate::lane::{LANES, Lane, lane};
@@ -24,9 +27,13 @@ use crate::memory::Memory;
 use crate::mutex::Mutex;
 use crate::name::Name;
 use crate::observe::{Observer, Stats};
+use crate::once::Once;
+use crate::rate_limiter::RateLimiter;
+use crate::rwlock::RwLock;
 use crate::scheme;
 use crate::scope::Scope;
 use crate::search;
+use crate::semaphore::Semaphore;
 use crate::tenure::{Tenure, Terms};
 
 /// How many poisoned names a client remembers; the oldest are forgotten first.
@@ -260,6 +267,31 @@ impl Client {
         Mutex::new(self.claim(name))
     }
 
+    /// A lock that many readers or one writer have.
+    pub fn rwlock(&self, name: impl AsRef<str>) -> RwLock {
+        RwLock::new(self.claim(name))
+    }
+
+    /// `limit` permits for all machines together.
+    pub fn semaphore(&self, name: impl AsRef<str>, limit: u32) -> Semaphore {
+        Semaphore::new(self.claim(name), limit)
+    }
+
+    /// An office that one candidate at a time holds.
+    pub fn election(&self, name: impl AsRef<str>) -> Election {
+        Election::new(self.claim(name))
+    }
+
+    /// `units` in any window of `period`, for all machines together.
+    pub fn rate_limiter(&self, name: impl AsRef<str>, units: u32, period: Duration) -> RateLimiter {
+        RateLimiter::new(self.claim(name), units, period)
+    }
+
+    /// Work that is done at most once in each period of `every`, for all machines together.
+    pub fn once(&self, name: impl AsRef<str>, every: Duration) -> Once {
+        Once::new(self.claim(name), every)
+    }
+
     /// A claim of any mode, with all options: what the primitives are made of.
     pub fn claim(&self, name: impl AsRef<str>) -> Request {
         Request::new(self.clone(), name)
@@ -340,6 +372,28 @@ impl Client {
             reason: reason.into(),
         };
         self.inner.keeper.engine.evict(&order).await
+    }
+
+    /// Gives a semaphore that is in use another limit, for everybody in its line; returns the one
+    /// before, or `None` if nobody is in line and whoever comes next sets it.
+    ///
+    /// Who then still asks with the old limit is refused with [`Error::Mismatch`]. The limit cannot
+    /// be lowered below what is held or what somebody waits for: [`Error::InUse`].
+    pub async fn resize(&self, name: impl AsRef<str>, limit: u32) -> Result<Option<u32>> {
+        Mode::Permits { take: 1, of: limit }.checked()?;
+        let name = Name::new(name)?;
+        let order = Resize { name, of: limit, by: self.inner.holder.clone() };
+        let why = match self.inner.keeper.engine.resize(&order).await? {
+            Resized::Done { before } => {
+                let (name, by) = (&order.name, order.by.label());
+                tracing::warn!(%name, by, limit, before, "resized");
+                return Ok(Some(before));
+            }
+            Resized::Unused => return Ok(None),
+            Resized::Held { units } => TooMany::Held(units),
+            Resized::Wanted { units } => TooMany::Wanted(units),
+        };
+        Err(Error::InUse { name: order.name, of: limit, why })
     }
 
     /// Looks at the store's settings with the eyes of somebody who needs the promises kept.
@@ -446,16 +500,7 @@ impl Client {
         lease: Lease,
         work: impl AsyncFnOnce(&Lease) -> T,
     ) -> Result<T> {
-        let outcome = {
-            let work = std::pin::pin!(work(&lease));
-            let lost = std::pin::pin!(lease.lost());
-            tokio::select! {
-                biased;
-                cause = lost => Err(cause),
-                value = work => Ok(value),
-            }
-        };
-        match outcome {
+        match lease.while_held(work(&lease)).await {
             Ok(value) => {
                 // The work is done; that giving back failed must not hide its outcome. The
                 // keeper goes on trying.

@@ -10,7 +10,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures_util::stream::BoxStream;
 
-use crate::claim::{Claim, ClaimKey, Holder, HolderId, Mode, Note, Released, Renewal, Standing};
+use crate::claim::{
+    Amended, Amendment, Claim, ClaimKey, Holder, HolderId, Mode, Note, Released, Renewal, Standing,
+};
 use crate::error::{Kind, Result};
 use crate::name::Name;
 
@@ -52,6 +54,14 @@ pub trait Engine: fmt::Debug + Send + Sync + 'static {
     /// As `release` of one claim, on the spot, without a runtime: for leases that are dropped.
     /// `None` where the store cannot answer without waiting; the claim is then released later.
     fn release_now(&self, key: &ClaimKey) -> Option<Released>;
+
+    /// Changes a claim that holds without leaving the line, and rings those who hold by that. Its
+    /// time and its fence stay as they are.
+    async fn amend(&self, key: &ClaimKey, amendment: &Amendment) -> Result<Amended>;
+
+    /// Gives the semaphore that a name is in use as another limit, and rings those who hold by
+    /// that. Claims that name the old limit are a mismatch from then on.
+    async fn resize(&self, order: &Resize) -> Result<Resized>;
 
     /// Reads lines in name order, a page at a time.
     async fn inspect(&self, query: &Query) -> Result<Page>;
@@ -142,6 +152,12 @@ pub struct Capabilities {
     /// `announce` and `waits_of` work, and lines are read as they are, so that a deadlock can be
     /// found.
     pub deadlocks: bool,
+    /// `amend` replaces the note of a claim that holds.
+    pub amend: bool,
+    /// `amend` changes the mode of a claim that holds.
+    pub convert: bool,
+    /// `resize` works.
+    pub resize: bool,
 }
 
 impl Capabilities {
@@ -158,6 +174,9 @@ impl Capabilities {
         evict: true,
         tally: true,
         deadlocks: true,
+        amend: true,
+        convert: true,
+        resize: true,
     };
 }
 
@@ -313,6 +332,8 @@ pub enum EventKind {
     Left,
     /// A claim's time ran out.
     Expired,
+    /// A lease has another mode or note than before.
+    Amended,
     /// An administrator took a lease.
     Evicted {
         /// Why.
@@ -331,6 +352,40 @@ pub struct Eviction {
     pub by: Holder,
     /// Why, for the record.
     pub reason: String,
+}
+
+/// An administrator's order to give a semaphore another limit.
+#[derive(Debug, Clone)]
+pub struct Resize {
+    /// The name.
+    pub name: Name,
+    /// The limit from now on.
+    pub of: u32,
+    /// Who orders it.
+    pub by: Holder,
+}
+
+/// What became of a [`Resize`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Resized {
+    /// The limit is as ordered.
+    Done {
+        /// What it was before.
+        before: u32,
+    },
+    /// Nobody is in line, so there is no limit to change: whoever comes next sets it.
+    Unused,
+    /// More permits are held than the new limit has. Nothing was changed.
+    Held {
+        /// How many.
+        units: u32,
+    },
+    /// A waiting claim asks for more permits than the new limit has. Nothing was changed.
+    Wanted {
+        /// How many.
+        units: u32,
+    },
 }
 
 /// What a client counted since it last told the store.

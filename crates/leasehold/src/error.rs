@@ -75,6 +75,17 @@ pub enum Error {
         asked: Kind,
     },
 
+    /// The limit of a semaphore cannot be lowered that far while its permits are in use.
+    #[error("the limit of `{name}` cannot be {of} now: {why}")]
+    InUse {
+        /// The name.
+        name: Name,
+        /// The limit that was ordered.
+        of: u32,
+        /// What stands against it.
+        why: TooMany,
+    },
+
     /// The lease was lost while work that needed it was going on.
     #[error("the lease on `{name}` was lost: {cause}")]
     Lost {
@@ -204,6 +215,33 @@ pub enum Invalid {
         take: u32,
         /// Out of how many.
         of: u32,
+    },
+    /// A rate that cannot be kept.
+    #[error("a rate must be 1 to {most} units in a period; this one is {units}")]
+    Rate {
+        /// How many units were asked for.
+        units: u32,
+        /// How many there may be.
+        most: u32,
+    },
+    /// A period that ends before it can be told from the next.
+    #[error(
+        "a period must be at least {:?}: {period:?} is shorter than the clock can tell",
+        Ttl::MIN
+    )]
+    PeriodTooShort {
+        /// The value given.
+        period: Duration,
+    },
+    /// A period that outlives what a store keeps.
+    #[error(
+        "a period must be at most {:?}; this one is {period:?}: ask every day, and let the work \
+         see whether it is its day",
+        Ttl::MAX
+    )]
+    PeriodTooLong {
+        /// The value given.
+        period: Duration,
     },
     /// A text that is no handle.
     #[error("this is not a lease handle: {reason}")]
@@ -359,6 +397,28 @@ impl fmt::Display for Kind {
         match self {
             Kind::Lock => f.write_str("a lock"),
             Kind::Permits { of } => write!(f, "a semaphore of {of}"),
+        }
+    }
+}
+
+/// Why a semaphore's limit cannot be lowered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum TooMany {
+    /// So many permits are held.
+    Held(u32),
+    /// A waiting claim asks for so many.
+    Wanted(u32),
+}
+
+impl fmt::Display for TooMany {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            TooMany::Held(units) => write!(f, "{units} permits are held; try again when fewer are"),
+            TooMany::Wanted(units) => write!(
+                f,
+                "somebody waits for {units} permits at once; try again when that claim is served"
+            ),
         }
     }
 }

@@ -2,10 +2,13 @@
 //!
 //! The keeper renews it; this only reads what the keeper found and asks it for things.
 
+use std::future::poll_fn;
+use std::pin::pin;
 use std::sync::{Arc, Weak};
+use std::task::Poll;
 use std::time::Duration;
 
-use crate::claim::{Released, Ttl};
+use crate::claim::{Amended, Amendment, Note, Released, Ttl};
 use crate::client::{Anchor, Client, Inner};
 use crate::clock::Moment;
 use crate::error::{Error, LostCause, Result};
@@ -114,6 +117,41 @@ impl Lease {
         }
     }
 
+    /// Runs `work` until it ends or the lease is lost. No step of it begins after the lease's end
+    /// on this machine's clock, also when nobody has found that yet.
+    pub(crate) async fn while_held<T>(
+        &self,
+        work: impl Future<Output = T>,
+    ) -> std::result::Result<T, LostCause> {
+        let (mut work, mut lost) = (pin!(work), pin!(self.lost()));
+        let clock = &self.inner().keeper.clock;
+        poll_fn(|context| {
+            if let Some(cause) = self.tenure.lost(clock.now()) {
+                return Poll::Ready(Err(cause));
+            }
+            if let Poll::Ready(cause) = lost.as_mut().poll(context) {
+                return Poll::Ready(Err(cause));
+            }
+            work.as_mut().poll(context).map(Ok)
+        })
+        .await
+    }
+
+    /// Keeps the name closed until this long after it was granted, also if it is given back.
+    pub(crate) fn hold_at_least(&self, span: Duration) {
+        self.tenure.life().terms.hold_at_least = Some(span);
+    }
+
+    /// Ends at this instant of the client's clock.
+    pub(crate) fn sleep_until(&self, at: Moment) -> impl Future<Output = ()> + Send {
+        self.inner().keeper.clock.sleep_until(at)
+    }
+
+    /// The present instant on the client's clock.
+    pub(crate) fn clock_now(&self) -> Moment {
+        self.inner().keeper.clock.now()
+    }
+
     /// Sets another time to live and renews at once.
     ///
     /// # Cancel safety
@@ -134,6 +172,30 @@ impl Lease {
                 return Ok(());
             }
             changed.await;
+        }
+    }
+
+    /// Replaces the text that others may read, up to 4 KiB, in one exchange.
+    ///
+    /// # Cancel safety
+    ///
+    /// Whether the note was replaced is then unknown; the lease is not touched.
+    pub async fn set_note(&self, note: impl AsRef<str>) -> Result<()> {
+        self.amend(&Amendment::note(Note::new(note)?)).await.map(|_done| ())
+    }
+
+    /// Changes the claim in the store. A lease that the store does not have is an error.
+    pub(crate) async fn amend(&self, amendment: &Amendment) -> Result<Amended> {
+        let keeper = &self.inner().keeper;
+        let lost = |cause| Error::Lost { name: self.name().clone(), cause };
+        if let Some(cause) = self.tenure.lost(keeper.clock.now()) {
+            return Err(lost(cause));
+        }
+        match keeper.engine.amend(&self.tenure.key, amendment).await? {
+            // The keeper comes to the same with its next renewal.
+            Amended::Out { by: Some(holder) } => Err(lost(LostCause::TakenBy(holder))),
+            Amended::Out { by: None } => Err(lost(LostCause::Removed)),
+            amended => Ok(amended),
         }
     }
 

@@ -34,6 +34,7 @@ pub mod claim;
 mod client;
 pub mod clock;
 pub mod deadlock;
+mod election;
 pub mod engine;
 pub mod error;
 #[cfg(feature = "etcd")]
@@ -52,15 +53,19 @@ mod name;
 mod notice;
 mod notices;
 pub mod observe;
+mod once;
 #[cfg(feature = "postgres")]
 pub mod postgres;
 pub mod quorum;
+mod rate_limiter;
 #[cfg(feature = "redis")]
 pub mod redis;
 mod registry;
+mod rwlock;
 mod scheme;
 mod scope;
 mod search;
+mod semaphore;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
 mod tenure;
@@ -68,12 +73,17 @@ mod tenure;
 pub use acquire::Request;
 pub use claim::{Holder, Mode, Released};
 pub use client::{Client, ClientBuilder, connect};
+pub use election::{Election, Leader, Leadership};
 pub use error::{Error, LostCause, Result};
 pub use handle::Handle;
 pub use lease::Lease;
 pub use multi::{Leases, Multi};
 pub use mutex::Mutex;
 pub use name::Name;
+pub use once::{LastRun, Once, Outcome, Run, RunState};
+pub use rate_limiter::{RateLimiter, Unit};
+pub use rwlock::{ReadLease, RwLock, WriteLease};
+pub use semaphore::Semaphore;
 pub use tenure::LeaseState;
 
 /// The README's examples, so that they are compiled and run.

@@ -11,9 +11,11 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use crate::claim::{Claim, Holder, HolderId, Mode, Note, Released, Renewal, Standing, Token};
+use crate::claim::{
+    Amended, Amendment, Claim, Holder, HolderId, Mode, Note, Released, Renewal, Standing, Token,
+};
 use crate::clock::Moment;
-use crate::engine::{ClaimView, LineView};
+use crate::engine::{ClaimView, LineView, Resize, Resized};
 use crate::error::{Error, Kind};
 use crate::name::Name;
 
@@ -60,6 +62,18 @@ impl Refusal {
                 name: claim.key.name.clone(),
                 in_force,
                 asked: Kind::from(claim.mode),
+            },
+            Refusal::Full => Error::Limit { what: "claims in one line", limit: CLAIMS_MAX },
+        }
+    }
+
+    /// The error for whoever ordered another limit.
+    pub fn into_resize_error(self, order: &Resize) -> Error {
+        match self {
+            Refusal::Mismatch(in_force) => Error::Mismatch {
+                name: order.name.clone(),
+                in_force,
+                asked: Kind::Permits { of: order.of },
             },
             Refusal::Full => Error::Limit { what: "claims in one line", limit: CLAIMS_MAX },
         }
@@ -236,6 +250,45 @@ impl<B> Line<B> {
         }
     }
 
+    /// Changes a claim that holds. Its place, its number and its time stay as they are; who holds
+    /// by that is for [`settle`](Self::settle) to find.
+    pub fn amend(&mut self, token: &Token, amendment: &Amendment) -> Amended {
+        let holding = self.holding();
+        let Some(index) = self.index(token).filter(|index| *index < holding) else {
+            return Amended::Out { by: self.held_by().cloned() };
+        };
+        let entry = &mut self.entries[index];
+        if amendment.mode.is_some_and(|mode| !may_become(entry.mode, mode, holding == 1)) {
+            return Amended::Refused;
+        }
+        entry.mode = amendment.mode.unwrap_or(entry.mode);
+        if let Some(note) = &amendment.note {
+            entry.note = note.clone();
+        }
+        Amended::Done
+    }
+
+    /// Gives a semaphore another limit, for everybody in line.
+    pub fn resize(&mut self, of: u32) -> Result<Resized, Refusal> {
+        let Some(first) = self.entries.front() else { return Ok(Resized::Unused) };
+        let Mode::Permits { of: before, .. } = first.mode else {
+            return Err(Refusal::Mismatch(Kind::from(first.mode)));
+        };
+        let holding = self.holding();
+        let held: u32 = self.entries.iter().take(holding).map(|entry| entry.mode.units()).sum();
+        if held > of {
+            return Ok(Resized::Held { units: held });
+        }
+        let most = self.entries.iter().map(|entry| entry.mode.units()).max().unwrap_or(0);
+        if most > of {
+            return Ok(Resized::Wanted { units: most });
+        }
+        for entry in &mut self.entries {
+            entry.mode = Mode::Permits { take: entry.mode.units(), of };
+        }
+        Ok(Resized::Done { before })
+    }
+
     /// Takes out the claims that hold, whoever owns them.
     pub fn evict(&mut self) -> Vec<Entry<B>> {
         let holding = self.holding();
@@ -310,6 +363,18 @@ impl<B> Line<B> {
             }
         }
         Duration::ZERO
+    }
+}
+
+/// Whether a claim that holds may change its mode so. Nobody who holds may lose that by it, so a
+/// claim takes no more than it has, unless it is the only one that holds.
+fn may_become(from: Mode, to: Mode, sole: bool) -> bool {
+    match (from, to) {
+        (Mode::Shared, Mode::Exclusive) => sole,
+        _ => {
+            let (least, most) = (1, from.units());
+            from.capacity() == to.capacity() && (least..=most).contains(&to.units())
+        }
     }
 }
 
@@ -438,6 +503,85 @@ mod tests {
         let (token, first) = desk.ask(Mode::Exclusive, true);
         assert_eq!(desk.ask_as(token, Mode::Exclusive, true), first);
         assert_eq!(desk.line.entries().len(), 1);
+    }
+
+    #[test]
+    fn a_writer_that_becomes_a_reader_lets_the_readers_behind_it_in() {
+        let mut desk = Desk::new();
+        let (writer, _) = desk.ask(Mode::Exclusive, true);
+        desk.enter(Mode::Shared);
+        desk.enter(Mode::Shared);
+        desk.enter(Mode::Exclusive);
+        desk.enter(Mode::Shared);
+        let amendment = Amendment::mode(Mode::Shared);
+        assert_eq!(desk.line.amend(&writer, &amendment), Amended::Done);
+        assert_eq!(desk.line.settle(NOW).len(), 2, "up to the next writer");
+        assert_eq!(desk.line.amend(&writer, &amendment), Amended::Done, "again is the same");
+    }
+
+    #[test]
+    fn only_a_sole_reader_becomes_a_writer() {
+        let mut desk = Desk::new();
+        let (one, _) = desk.ask(Mode::Shared, true);
+        let (two, _) = desk.ask(Mode::Shared, true);
+        let (queued, _) = desk.ask(Mode::Exclusive, true);
+        let amendment = Amendment::mode(Mode::Exclusive);
+        assert_eq!(desk.line.amend(&one, &amendment), Amended::Refused);
+        assert!(matches!(desk.line.amend(&queued, &amendment), Amended::Out { by: Some(_) }));
+        desk.line.release(&one);
+        assert_eq!(desk.line.amend(&two, &amendment), Amended::Done);
+        assert_eq!(desk.line.holding(), 1);
+        assert!(!held(&desk.ask(Mode::Shared, false).1));
+    }
+
+    #[test]
+    fn permits_are_given_back_in_part_and_never_added() {
+        let mut desk = Desk::new();
+        let (large, _) = desk.ask(Mode::Permits { take: 3, of: 4 }, true);
+        desk.enter(Mode::Permits { take: 2, of: 4 });
+        for mode in [
+            Mode::Permits { take: 4, of: 4 },
+            Mode::Permits { take: 0, of: 4 },
+            Mode::Permits { take: 2, of: 5 },
+            Mode::Shared,
+            Mode::Exclusive,
+        ] {
+            let amendment = Amendment { mode: Some(mode), note: Note::new("new").ok() };
+            assert_eq!(desk.line.amend(&large, &amendment), Amended::Refused, "{mode:?}");
+        }
+        assert_eq!(desk.line.get(&large).map(|entry| entry.note.as_str()), Some(""));
+        let fewer = Amendment::mode(Mode::Permits { take: 2, of: 4 });
+        assert_eq!(desk.line.amend(&large, &fewer), Amended::Done);
+        assert_eq!(desk.line.settle(NOW).len(), 1);
+    }
+
+    #[test]
+    fn another_note_is_seen_and_a_claim_that_is_gone_is_out() {
+        let mut desk = Desk::new();
+        let (token, _) = desk.ask(Mode::Exclusive, true);
+        let amendment = Amendment::note(Note::new("later").expect("a good note"));
+        assert_eq!(desk.line.amend(&token, &amendment), Amended::Done);
+        assert_eq!(desk.line.get(&token).map(|entry| entry.note.as_str()), Some("later"));
+        desk.line.release(&token);
+        assert_eq!(desk.line.amend(&token, &amendment), Amended::Out { by: None });
+    }
+
+    #[test]
+    fn a_limit_changes_for_everybody_in_line_or_for_nobody() {
+        let mut desk = Desk::new();
+        assert_eq!(desk.line.resize(3), Ok(Resized::Unused));
+        desk.enter(Mode::Permits { take: 2, of: 3 });
+        let (_, waiting) = desk.ask(Mode::Permits { take: 3, of: 3 }, true);
+        assert!(!held(&waiting));
+        assert_eq!(desk.line.resize(1), Ok(Resized::Held { units: 2 }));
+        assert_eq!(desk.line.resize(2), Ok(Resized::Wanted { units: 3 }));
+        assert_eq!(desk.line.resize(5), Ok(Resized::Done { before: 3 }));
+        assert_eq!(desk.line.settle(NOW).len(), 1);
+        let (_, refused) = desk.ask(Mode::Permits { take: 1, of: 3 }, true);
+        assert_eq!(refused, Err(Refusal::Mismatch(Kind::Permits { of: 5 })));
+        let mut lock = Desk::new();
+        lock.enter(Mode::Exclusive);
+        assert_eq!(lock.line.resize(5), Err(Refusal::Mismatch(Kind::Lock)));
     }
 
     #[test]

@@ -14,11 +14,13 @@ use hashbrown::{DefaultHashBuilder, HashTable};
 use tokio::sync::{Notify, broadcast};
 
 use crate::bell::Bell;
-use crate::claim::{Claim, ClaimKey, Holder, HolderId, Released, Renewal, Standing, Token};
+use crate::claim::{
+    Amended, Amendment, Claim, ClaimKey, Holder, HolderId, Released, Renewal, Standing, Token,
+};
 use crate::clock::{Clock, Moment, SystemClock, VirtualClock};
 use crate::engine::{
     Capabilities, Counts, Engine, Event, EventKind, Eviction, Finding, Info, Level, LineView,
-    Notice, Page, Query, Select, Totals, Wait, Wake,
+    Notice, Page, Query, Resize, Resized, Select, Totals, Wait, Wake,
 };
 use crate::error::{Error, Result};
 use crate::lane::Lane;
@@ -338,6 +340,37 @@ impl Store {
         released
     }
 
+    fn amend(&self, key: &ClaimKey, amendment: &Amendment) -> Amended {
+        let now = self.clock.now();
+        let hash = self.hash(&key.name);
+        let mut shard = self.shard(hash);
+        let Some(line) = shard.lines.get_mut(hash, &key.name) else {
+            return Amended::Out { by: None };
+        };
+        self.refresh(&key.name, line, now);
+        let amended = line.amend(&key.token, amendment);
+        if amended == Amended::Done {
+            if let Some(entry) = line.get(&key.token) {
+                self.tell(EventKind::Amended, &key.name, entry);
+            }
+            self.settle(&key.name, line, now);
+        }
+        amended
+    }
+
+    fn resize(&self, order: &Resize) -> Result<Resized> {
+        let now = self.clock.now();
+        let hash = self.hash(&order.name);
+        let mut shard = self.shard(hash);
+        let Some(line) = shard.lines.get_mut(hash, &order.name) else {
+            return Ok(Resized::Unused);
+        };
+        self.refresh(&order.name, line, now);
+        let resized = line.resize(order.of).map_err(|refusal| refusal.into_resize_error(order))?;
+        self.settle(&order.name, line, now);
+        Ok(resized)
+    }
+
     fn bell(&self, key: &ClaimKey) -> Option<Arc<Bell>> {
         let hash = self.hash(&key.name);
         let mut shard = self.shard(hash);
@@ -489,6 +522,14 @@ impl Engine for Memory {
 
     fn release_now(&self, key: &ClaimKey) -> Option<Released> {
         Some(self.store.release(key))
+    }
+
+    async fn amend(&self, key: &ClaimKey, amendment: &Amendment) -> Result<Amended> {
+        Ok(self.store.amend(key, amendment))
+    }
+
+    async fn resize(&self, order: &Resize) -> Result<Resized> {
+        self.store.resize(order)
     }
 
     async fn inspect(&self, query: &Query) -> Result<Page> {

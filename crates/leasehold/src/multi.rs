@@ -37,7 +37,7 @@ impl Multi {
     fn sorted(requests: Vec<Request>) -> std::result::Result<Vec<Request>, Invalid> {
         let mut named = Vec::with_capacity(requests.len());
         for request in requests {
-            named.push((request.name()?.clone(), request));
+            named.push((request.name()?, request));
         }
         named.sort_by(|(one, _), (other, _)| one.cmp(other));
         let mut sorted: Vec<Request> = Vec::with_capacity(named.len());

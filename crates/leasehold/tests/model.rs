@@ -10,10 +10,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold::claim::{
-    Claim, ClaimKey, Holder, HolderId, Mode, Note, Released, Renewal, Standing, Token,
+    Amended, Amendment, Claim, ClaimKey, Holder, HolderId, Mode, Note, Released, Renewal, Standing,
+    Token,
 };
 use leasehold::clock::{Clock, VirtualClock};
-use leasehold::engine::{Engine, Eviction, LineView, Query};
+use leasehold::engine::{Engine, Eviction, LineView, Query, Resize, Resized};
 use leasehold::line::{Line, Refusal};
 use leasehold::memory::Memory;
 use leasehold::{Error, Name};
@@ -31,6 +32,8 @@ enum Step {
     Claim { name: usize, token: u8, mode: Mode, ttl_ms: u64, patience_ms: u64, join: bool },
     Renew { keys: Vec<(usize, u8)>, ttl_ms: u64, patience_ms: u64 },
     Release { keys: Vec<(usize, u8)> },
+    Amend { key: (usize, u8), mode: Option<Mode>, note: Option<u8> },
+    Resize { name: usize, of: u32 },
     Evict { name: usize },
     Advance { millis: u64 },
 }
@@ -57,6 +60,9 @@ fn step() -> impl Strategy<Value = Step> {
         4 => (keys(), 100..2_000_u64, 100..2_000_u64)
             .prop_map(|(keys, ttl_ms, patience_ms)| Step::Renew { keys, ttl_ms, patience_ms }),
         4 => keys().prop_map(|keys| Step::Release { keys }),
+        3 => ((0..NAMES.len(), 0..TOKENS), prop::option::of(mode()), prop::option::of(0..9_u8))
+            .prop_map(|(key, mode, note)| Step::Amend { key, mode, note }),
+        1 => (0..NAMES.len(), 1..5_u32).prop_map(|(name, of)| Step::Resize { name, of }),
         1 => (0..NAMES.len()).prop_map(|name| Step::Evict { name }),
         4 => prop_oneof![1..50_u64, 50..1_500_u64].prop_map(|millis| Step::Advance { millis }),
     ]
@@ -144,6 +150,27 @@ impl Reference {
             line.settle(now);
         }
         released
+    }
+
+    fn amend(&mut self, key: &ClaimKey, amendment: &Amendment) -> Amended {
+        let now = self.clock.now();
+        let line = self.line(&key.name);
+        let amended = line.amend(&key.token, amendment);
+        line.settle(now);
+        amended
+    }
+
+    fn resize(&mut self, order: &Resize) -> Result<Resized, Refusal> {
+        let now = self.clock.now();
+        let before = (self.lines.get(&order.name).cloned(), self.expired);
+        let line = self.line(&order.name);
+        let resized = line.resize(order.of);
+        line.settle(now);
+        if resized.is_err() && !self.settles.on_refusal {
+            self.lines.insert(order.name.clone(), before.0.unwrap_or_default());
+            self.expired = before.1;
+        }
+        resized
     }
 
     fn evict(&mut self, name: &Name) -> Vec<Holder> {
@@ -251,6 +278,11 @@ impl Run {
                 prop_assert_eq!(released, expected);
                 Ok(())
             }
+            Step::Amend { key: at, mode, note } => {
+                let note = note.map(|text| Note::new(format!("amended {text}")).expect("short"));
+                self.amend(&key(*at), &Amendment { mode: *mode, note }).await
+            }
+            Step::Resize { name: index, of } => self.resize(&name(*index), *of).await,
             Step::Evict { name: index } => {
                 let (name, by) = (name(*index), holder(0));
                 let order = Eviction { name: name.clone(), by, reason: "a test".into() };
@@ -267,6 +299,33 @@ impl Run {
                 Ok(())
             }
         }
+    }
+
+    async fn amend(&mut self, key: &ClaimKey, amendment: &Amendment) -> Result<(), TestCaseError> {
+        let can = self.engine.info().can;
+        if !can.amend || amendment.mode.is_some() && !can.convert {
+            return Ok(());
+        }
+        let amended = self.engine.amend(key, amendment).await.expect("an answer");
+        prop_assert_eq!(amended, self.reference.amend(key, amendment));
+        Ok(())
+    }
+
+    async fn resize(&mut self, name: &Name, of: u32) -> Result<(), TestCaseError> {
+        if !self.engine.info().can.resize {
+            return Ok(());
+        }
+        let order = Resize { name: name.clone(), of, by: holder(0) };
+        match (self.engine.resize(&order).await, self.reference.resize(&order)) {
+            (Ok(resized), Ok(expected)) => prop_assert_eq!(resized, expected),
+            (Err(Error::Mismatch { in_force, .. }), Err(Refusal::Mismatch(expected))) => {
+                prop_assert_eq!(in_force, expected);
+            }
+            (answer, expected) => {
+                return Err(TestCaseError::fail(format!("{answer:?} for {expected:?}")));
+            }
+        }
+        Ok(())
     }
 
     async fn claim(&mut self, claim: &Claim) -> Result<(), TestCaseError> {
@@ -527,7 +586,7 @@ mod redis {
                 *patience_ms |= 1;
             }
             Step::Advance { millis } => *millis = (*millis + 1) & !1,
-            Step::Release { .. } | Step::Evict { .. } => {}
+            _ => {}
         }
         step
     }

@@ -7,9 +7,12 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use futures_util::stream::BoxStream;
 use leasehold::Result;
-use leasehold::claim::{Claim, ClaimKey, Holder, HolderId, Released, Renewal, Standing};
+use leasehold::claim::{
+    Amended, Amendment, Claim, ClaimKey, Holder, HolderId, Released, Renewal, Standing,
+};
 use leasehold::engine::{
-    Counts, Engine, Event, Eviction, Finding, Info, Notice, Page, Query, Totals, Wait, Wake,
+    Counts, Engine, Event, Eviction, Finding, Info, Notice, Page, Query, Resize, Resized, Totals,
+    Wait, Wake,
 };
 
 #[derive(Debug)]
@@ -47,6 +50,14 @@ impl Engine for Forward {
 
     fn release_now(&self, key: &ClaimKey) -> Option<Released> {
         self.0.release_now(key)
+    }
+
+    async fn amend(&self, key: &ClaimKey, amendment: &Amendment) -> Result<Amended> {
+        self.0.amend(key, amendment).await
+    }
+
+    async fn resize(&self, order: &Resize) -> Result<Resized> {
+        self.0.resize(order).await
     }
 
     async fn inspect(&self, query: &Query) -> Result<Page> {

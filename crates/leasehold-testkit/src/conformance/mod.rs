@@ -8,9 +8,11 @@
 //! to fail, and are generous; a lease that must not expire has a ttl far beyond them, so that
 //! what a case leaves behind is seen before the store cleans it up.
 
+mod amend;
 mod cancel;
 mod crash;
 mod deadlock;
+mod election;
 mod evict;
 mod exclusion;
 mod expiry;
@@ -22,11 +24,14 @@ mod inspect;
 mod limits;
 mod many;
 mod names;
+mod once;
 mod order;
 mod partition;
 mod permits;
+mod rate;
 mod reentry;
 mod release;
+mod rwlock;
 mod shared;
 mod support;
 mod totals;
@@ -69,9 +74,11 @@ macro_rules! cases {
 use cases;
 
 const GROUPS: &[&[Case]] = &[
+    amend::CASES,
     cancel::CASES,
     crash::CASES,
     deadlock::CASES,
+    election::CASES,
     evict::CASES,
     exclusion::CASES,
     expiry::CASES,
@@ -81,11 +88,14 @@ const GROUPS: &[&[Case]] = &[
     limits::CASES,
     many::CASES,
     names::CASES,
+    once::CASES,
     order::CASES,
     partition::CASES,
     permits::CASES,
+    rate::CASES,
     reentry::CASES,
     release::CASES,
+    rwlock::CASES,
     shared::CASES,
     totals::CASES,
     unsure::CASES,

@@ -335,9 +335,9 @@ impl Asking<'_> {
         let kept = inner.leases.term(span).obtain(&inner.links, span).await?;
         let mut record = self.record(found.created, found.modified, found.lease);
         if found.lease != kept.id {
-            match self.rehang(&record, kept.id).await? {
-                Some(modified) => (record.modified, record.lease) = (modified, kept.id),
-                None => return Ok(Round::Again),
+            match self.rehang(&mut record, kept.id).await? {
+                true => {}
+                false => return Ok(Round::Again),
             }
         }
         record.until = SystemClock.now() + span;
@@ -353,20 +353,24 @@ impl Asking<'_> {
 
     /// The claim holds; it gets its whole ttl.
     async fn confirm(&mut self, found: Found<'_>, lease: Granted, sent: Moment) -> Result<Round> {
-        let record = self.record(found.created, found.modified, found.lease);
+        let mut record = self.record(found.created, found.modified, found.lease);
         let known = self.inner.book.get(&self.claim.key.token);
         let same_ttl = known.is_none_or(|known| known.detail.ttl == self.claim.ttl);
         let mut modified = found.modified;
         if found.lease != lease.id || !same_ttl {
-            match self.rehang(&record, lease.id).await? {
-                Some(written) => modified = written,
-                None => return Ok(Round::Again),
+            match self.rehang(&mut record, lease.id).await? {
+                true => modified = record.modified,
+                false => return Ok(Round::Again),
             }
+            let (seen, detail) = (record.seen, record.detail);
+            self.inner.book.change(&self.claim.key.token, |known| {
+                (known.seen, known.detail) = (seen, detail);
+            });
         }
         Ok(Round::Done(self.held((found.created, modified), lease, sent)))
     }
 
-    async fn rehang(&self, record: &Record, lease: i64) -> Result<Option<i64>> {
+    async fn rehang(&self, record: &mut Record, lease: i64) -> Result<bool> {
         let written = self.inner.rehang(record, lease).await;
         written.map_err(|status| self.inner.links.translate(&status))
     }
@@ -382,17 +386,23 @@ impl Asking<'_> {
 
     fn record(&self, created: i64, modified: i64, lease: i64) -> Record {
         let known = self.inner.book.get(&self.claim.key.token);
+        let same = known.as_ref().filter(|known| known.created == created);
+        let mut detail = self.detail.clone();
+        if let Some(known) = same {
+            detail.note = known.detail.note.clone();
+        }
         Record {
             name: self.claim.key.name.clone(),
             key: self.key.clone(),
             mode: self.claim.mode,
-            detail: self.detail.clone(),
+            detail,
             created,
             modified,
             lease,
             held: false,
             until: Moment::NEVER,
             unseen: 0,
+            seen: same.map_or(created, |known| known.seen),
             doubtful: known.is_some_and(|known| known.doubtful),
         }
     }
@@ -400,13 +410,31 @@ impl Asking<'_> {
 
 impl Inner {
     /// Puts a claim on another lease, and its present ttl into its value, if it is still there.
-    /// Returns the revision of that.
-    pub(super) async fn rehang(&self, record: &Record, lease: i64) -> Result<Option<i64>, Status> {
-        let compare = vec![Compare::created(&record.key, record.created)];
-        let success = vec![put(&record.key, &record.detail.encode(), lease)];
-        let request = TxnRequest { compare, success, failure: Vec::new() };
-        let answer = self.links.txn(&request).await?;
-        Ok(answer.succeeded.then(|| answer.revision()))
+    ///
+    /// The value is read again if somebody wrote it since this client did: it may have another
+    /// note now.
+    pub(super) async fn rehang(&self, record: &mut Record, lease: i64) -> Result<bool, Status> {
+        for _ in 0..ROUNDS_MAX {
+            let compare = vec![
+                Compare::created(&record.key, record.created),
+                Compare::modified(&record.key, record.seen),
+            ];
+            let success = vec![put(&record.key, &record.detail.encode(), lease)];
+            let failure = vec![RangeRequest::one(&record.key).op()];
+            let answer = self.links.txn(&TxnRequest { compare, success, failure }).await?;
+            if answer.succeeded {
+                let revision = answer.revision();
+                (record.modified, record.seen, record.lease) = (revision, revision, lease);
+                return Ok(true);
+            }
+            let found = answer.ranges().next().and_then(|range| range.kvs.into_iter().next());
+            let Some(kv) = found.filter(|kv| kv.create_revision == record.created) else {
+                return Ok(false);
+            };
+            record.detail.note = Detail::decode(&kv.value).note;
+            record.seen = kv.mod_revision;
+        }
+        Err(Status::aborted("the claim is written by others again and again"))
     }
 }
 

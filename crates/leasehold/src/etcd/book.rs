@@ -43,6 +43,8 @@ pub(super) struct Record {
     pub(super) unseen: u8,
     /// Whether a request for it was given up that may yet take effect.
     pub(super) doubtful: bool,
+    /// The revision whose value `detail` is: somebody may have amended it since.
+    pub(super) seen: i64,
 }
 
 /// A claim that was given back, but may be made by a request that is still on its way.

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use futures_util::stream::{self, BoxStream, StreamExt};
 
-use crate::claim::Holder;
+use crate::claim::{Holder, Note};
 use crate::engine::{Event, EventKind, Query};
 use crate::error::Result;
 use crate::name::Name;
@@ -83,6 +83,7 @@ struct Seen {
     key: Vec<u8>,
     owner: Owner,
     holder: Holder,
+    note: Note,
     lease: i64,
     held: bool,
 }
@@ -135,12 +136,12 @@ async fn begin(inner: &Inner, query: &Query) -> Result<(Watch, HashMap<Name, Vec
 
 impl Seen {
     fn new(kv: KeyValue, owner: Owner) -> Self {
-        let holder = match owner {
-            Owner::Ours { .. } => Detail::decode(&kv.value).holder,
-            Owner::Foreign => Detail::foreign().holder,
+        let Detail { holder, note, .. } = match owner {
+            Owner::Ours { .. } => Detail::decode(&kv.value),
+            Owner::Foreign => Detail::foreign(),
         };
         let (created, lease) = (kv.create_revision, kv.lease);
-        Self { created, key: kv.key, owner, holder, lease, held: false }
+        Self { created, key: kv.key, owner, holder, note, lease, held: false }
     }
 }
 
@@ -224,8 +225,13 @@ impl Feed {
     fn arrive(&mut self, name: &Name, seen: Seen) {
         let line = self.lines.entry(name.clone()).or_default();
         if let Some(known) = line.iter_mut().find(|known| known.key == seen.key) {
-            // It moved to another lease.
+            // It moved to another lease, or was amended.
             known.lease = seen.lease;
+            if known.note != seen.note {
+                known.note = seen.note;
+                let told = event(EventKind::Amended, name, known);
+                self.tell([told]);
+            }
             return;
         }
         line.push(seen);

@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use crate::claim::{Renewal, Standing};
+use crate::claim::{ClaimKey, Renewal, Standing};
 use crate::clock::{Clock, Moment, SystemClock};
 use crate::error::{Error, Result};
 use crate::name::Name;
@@ -43,7 +43,7 @@ pub(super) async fn renew(inner: &Inner, renewals: &[Renewal]) -> Result<Vec<Sta
     for renewal in renewals {
         let record = match inner.book.get(&renewal.key.token) {
             Some(record) if record.name == renewal.key.name => Some(record),
-            _ => find(inner, renewal).await?,
+            _ => find(inner, &renewal.key).await?,
         };
         cases.push(Case { renewal, record, look: None });
     }
@@ -63,8 +63,8 @@ pub(super) async fn renew(inner: &Inner, renewals: &[Renewal]) -> Result<Vec<Sta
 }
 
 /// Finds a claim that another client made: whoever has its handle may keep it.
-async fn find(inner: &Inner, renewal: &Renewal) -> Result<Option<Record>> {
-    let (name, token) = (&renewal.key.name, &renewal.key.token);
+pub(super) async fn find(inner: &Inner, key: &ClaimKey) -> Result<Option<Record>> {
+    let ClaimKey { name, token } = key;
     let lineup = lineup::read_all(inner, name).await?;
     let Some(own) = lineup.own(token) else { return Ok(None) };
     let range: RangeResponse =
@@ -82,6 +82,7 @@ async fn find(inner: &Inner, renewal: &Renewal) -> Result<Option<Record>> {
         until: Moment::NEVER,
         unseen: u8::MAX,
         doubtful: false,
+        seen: kv.mod_revision,
         key: kv.key,
     }))
 }
@@ -167,7 +168,7 @@ async fn one(
         Some(look) => {
             // Gone; or gone and back, by another client that has its token.
             inner.book.remove(&token);
-            let found = if look.is_some() { find(inner, renewal).await? } else { None };
+            let found = if look.is_some() { find(inner, &renewal.key).await? } else { None };
             match found {
                 Some(found) => record = found,
                 None => {
@@ -222,11 +223,8 @@ async fn rest_on(
     }
     record.detail.ttl = renewal.ttl;
     match inner.rehang(record, lease.id).await {
-        Ok(Some(modified)) => {
-            (record.modified, record.lease) = (modified, lease.id);
-            Ok(Some((lease, span)))
-        }
-        Ok(None) => Ok(None),
+        Ok(true) => Ok(Some((lease, span))),
+        Ok(false) => Ok(None),
         Err(status) => {
             // A full store writes nothing, but keeps what there is: where the claim is, it lives
             // for as long as a waiting one.
@@ -254,7 +252,7 @@ fn stand_again(inner: &Inner, renewal: &Renewal, record: &Record, ahead: &Ahead,
 }
 
 /// The answer for a claim that is not in its line.
-async fn out(inner: &Inner, name: &Name) -> Result<Standing> {
+pub(super) async fn out(inner: &Inner, name: &Name) -> Result<Standing> {
     let reads =
         vec![lineup::head(&inner.layout, name).op(), first_with_value(&inner.layout, name).op()];
     let mut found = read_many(inner, reads).await?.into_iter();

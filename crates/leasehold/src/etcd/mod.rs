@@ -7,6 +7,7 @@
 //! Exchanges: claim 1, renew 2 for all of a client's claims, release 1 for up to 32. Proposals: one
 //! to claim, one to give back; renewals are none.
 
+mod amend;
 mod ask;
 mod book;
 mod detail;
@@ -34,10 +35,12 @@ use futures_util::stream::BoxStream;
 use tokio::task::JoinHandle;
 
 use crate::bell::Belfry;
-use crate::claim::{Claim, ClaimKey, Holder, HolderId, Released, Renewal, Standing};
+use crate::claim::{
+    Amended, Amendment, Claim, ClaimKey, Holder, HolderId, Released, Renewal, Standing,
+};
 use crate::engine::{
-    Capabilities, Counts, Engine, Event, Eviction, Finding, Info, Notice, Page, Query, Totals,
-    Wait, Wake,
+    Capabilities, Counts, Engine, Event, Eviction, Finding, Info, Notice, Page, Query, Resize,
+    Resized, Totals, Wait, Wake,
 };
 use crate::error::Result;
 
@@ -81,7 +84,8 @@ impl Etcd {
         let Settings { members, login, layout, store, answer } = Settings::from_url(url.as_ref())?;
         let links = Links::new(members, login, store.clone(), answer);
         let store_id = doctor::greet(&links, &layout).await?;
-        let can = Capabilities::ALL;
+        // A claim's mode is in its key, and a key that is written anew is behind everybody.
+        let can = Capabilities { convert: false, resize: false, ..Capabilities::ALL };
         let info = Info { engine: "etcd", store, store_id, can, can_fail: true };
         let inner = Inner {
             info,
@@ -159,6 +163,14 @@ impl Engine for Etcd {
 
     fn release_now(&self, _key: &ClaimKey) -> Option<Released> {
         None
+    }
+
+    async fn amend(&self, key: &ClaimKey, amendment: &Amendment) -> Result<Amended> {
+        amend::amend(&self.inner, key, amendment).await
+    }
+
+    async fn resize(&self, order: &Resize) -> Result<Resized> {
+        Err(amend::no_resize(order))
     }
 
     async fn inspect(&self, query: &Query) -> Result<Page> {

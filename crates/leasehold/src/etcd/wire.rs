@@ -86,6 +86,9 @@ pub(super) struct PutRequest {
     pub(super) value: Vec<u8>,
     #[prost(int64, tag = "3")]
     pub(super) lease: i64,
+    /// Whether the key stays on the lease that it is on.
+    #[prost(bool, tag = "6")]
+    pub(super) ignore_lease: bool,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -381,7 +384,13 @@ impl RangeRequest {
 
 pub(super) fn put(key: &[u8], value: &[u8], lease: i64) -> RequestOp {
     let (key, value) = (key.to_vec(), value.to_vec());
-    RequestOp { op: Some(Op::Put(PutRequest { key, value, lease })) }
+    RequestOp { op: Some(Op::Put(PutRequest { key, value, lease, ignore_lease: false })) }
+}
+
+/// Writes a key that is there, and leaves it on its lease.
+pub(super) fn put_on_same_lease(key: &[u8], value: &[u8]) -> RequestOp {
+    let (key, value) = (key.to_vec(), value.to_vec());
+    RequestOp { op: Some(Op::Put(PutRequest { key, value, lease: 0, ignore_lease: true })) }
 }
 
 pub(super) fn delete(key: &[u8]) -> RequestOp {

@@ -10,9 +10,12 @@ use async_trait::async_trait;
 use futures_util::stream::BoxStream;
 use tokio::sync::Notify;
 
-use crate::claim::{Claim, ClaimKey, Holder, HolderId, Released, Renewal, Standing};
+use crate::claim::{
+    Amended, Amendment, Claim, ClaimKey, Holder, HolderId, Released, Renewal, Standing,
+};
 use crate::engine::{
-    Counts, Engine, Event, Eviction, Finding, Info, Notice, Page, Query, Totals, Wait, Wake,
+    Counts, Engine, Event, Eviction, Finding, Info, Notice, Page, Query, Resize, Resized, Totals,
+    Wait, Wake,
 };
 use crate::error::{Error, Result};
 
@@ -32,6 +35,8 @@ pub enum Verb {
     Announce,
     /// `waits_of`
     WaitsOf,
+    /// `amend`
+    Amend,
 }
 
 /// The kinds of trouble.
@@ -59,7 +64,7 @@ pub struct Chaos {
 struct Board {
     orders: Mutex<Vec<Order>>,
     healed: Notify,
-    calls: [AtomicU64; 6],
+    calls: [AtomicU64; 7],
     waiting: AtomicU32,
     arrived: Notify,
 }
@@ -213,6 +218,14 @@ impl Engine for Troubled {
     fn release_now(&self, _key: &ClaimKey) -> Option<Released> {
         // A lease dropped on a troubled engine goes the long way, like on a remote one.
         None
+    }
+
+    async fn amend(&self, key: &ClaimKey, amendment: &Amendment) -> Result<Amended> {
+        self.through(Verb::Amend, self.engine.amend(key, amendment)).await
+    }
+
+    async fn resize(&self, order: &Resize) -> Result<Resized> {
+        self.engine.resize(order).await
     }
 
     async fn inspect(&self, query: &Query) -> Result<Page> {

@@ -11,9 +11,12 @@ use async_trait::async_trait;
 use backon::{BackoffBuilder, ExponentialBuilder};
 use futures_util::stream::BoxStream;
 
-use crate::claim::{Claim, ClaimKey, Holder, HolderId, Released, Renewal, Standing};
+use crate::claim::{
+    Amended, Amendment, Claim, ClaimKey, Holder, HolderId, Released, Renewal, Standing,
+};
 use crate::engine::{
-    Counts, Engine, Event, Eviction, Finding, Info, Notice, Page, Query, Totals, Wait, Wake,
+    Counts, Engine, Event, Eviction, Finding, Info, Notice, Page, Query, Resize, Resized, Totals,
+    Wait, Wake,
 };
 use crate::error::Result;
 
@@ -117,6 +120,14 @@ impl Engine for Retry {
 
     fn release_now(&self, key: &ClaimKey) -> Option<Released> {
         self.engine.release_now(key)
+    }
+
+    async fn amend(&self, key: &ClaimKey, amendment: &Amendment) -> Result<Amended> {
+        self.again(|| self.engine.amend(key, amendment)).await
+    }
+
+    async fn resize(&self, order: &Resize) -> Result<Resized> {
+        self.again(|| self.engine.resize(order)).await
     }
 
     async fn inspect(&self, query: &Query) -> Result<Page> {

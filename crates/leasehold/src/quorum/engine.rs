@@ -17,11 +17,13 @@ use super::ballot::{Step, majority};
 use super::cause::Cause;
 use super::clocks::NodeClocks;
 use super::probation::Watches;
-use crate::claim::{Claim, ClaimKey, Holder, HolderId, Mode, Released, Renewal, Standing};
+use crate::claim::{
+    Amended, Amendment, Claim, ClaimKey, Holder, HolderId, Mode, Released, Renewal, Standing,
+};
 use crate::clock::{Clock, Moment, SystemClock};
 use crate::engine::{
-    Capabilities, Counts, Engine, Event, Eviction, Finding, Info, Notice, Page, Query, Totals,
-    Wait, Wake,
+    Capabilities, Counts, Engine, Event, Eviction, Finding, Info, Notice, Page, Query, Resize,
+    Resized, Totals, Wait, Wake,
 };
 use crate::error::{Config, Error, Invalid, Result};
 
@@ -65,6 +67,9 @@ const CAN: Capabilities = Capabilities {
     evict: true,
     tally: false,
     deadlocks: false,
+    amend: false,
+    convert: false,
+    resize: false,
 };
 
 impl Quorum {
@@ -331,6 +336,24 @@ impl Engine for Quorum {
 
     fn release_now(&self, _key: &ClaimKey) -> Option<Released> {
         None
+    }
+
+    async fn amend(&self, _key: &ClaimKey, _amendment: &Amendment) -> Result<Amended> {
+        // Nodes that were out of reach would go on showing what was, and be believed by whoever
+        // asks a majority with them in it.
+        Err(Error::Config(Config::Unsupported {
+            engine: "redlock",
+            what: "change a claim that holds",
+            advice: "release it and claim again",
+        }))
+    }
+
+    async fn resize(&self, _order: &Resize) -> Result<Resized> {
+        Err(Error::Config(Config::Unsupported {
+            engine: "redlock",
+            what: "keep permits",
+            advice: "use another store for semaphores",
+        }))
     }
 
     async fn inspect(&self, query: &Query) -> Result<Page> {

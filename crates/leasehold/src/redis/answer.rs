@@ -139,7 +139,7 @@ pub(super) fn fences(value: Value) -> Result<Option<Vec<u64>>, Odd> {
     }
 }
 
-fn kind(capacity: u32) -> Kind {
+pub(super) fn kind(capacity: u32) -> Kind {
     match capacity {
         Mode::LOCK_CAPACITY => Kind::Lock,
         of => Kind::Permits { of },
@@ -306,6 +306,7 @@ pub(super) fn event(message: &[u8], layout: &Layout) -> Option<Event> {
         "released" => EventKind::Released,
         "left" => EventKind::Left,
         "expired" => EventKind::Expired,
+        "amended" => EventKind::Amended,
         "evicted" => EventKind::Evicted { reason: reason.to_owned() },
         _ => return None,
     };

@@ -7,6 +7,7 @@
 //! Exchanges: claim 1, renew 1 for all of a client's claims, release 1 for any number. Whoever
 //! holds next is rung through its mailbox by the release itself and need not ask.
 
+mod amend;
 mod answer;
 mod doctor;
 mod failure;
@@ -30,10 +31,12 @@ use async_trait::async_trait;
 use futures_util::stream::BoxStream;
 use redis::{FromRedisValue, Pipeline, Value};
 
-use crate::claim::{Claim, ClaimKey, Holder, HolderId, Mode, Released, Renewal, Standing};
+use crate::claim::{
+    Amended, Amendment, Claim, ClaimKey, Holder, HolderId, Mode, Released, Renewal, Standing,
+};
 use crate::engine::{
-    Capabilities, Counts, Engine, Event, Eviction, Finding, Info, Notice, Page, Query, Totals,
-    Wait, Wake,
+    Capabilities, Counts, Engine, Event, Eviction, Finding, Info, Notice, Page, Query, Resize,
+    Resized, Totals, Wait, Wake,
 };
 use crate::error::{Error, Result};
 use crate::line::Refusal;
@@ -183,6 +186,20 @@ impl Inner {
 
     /// Asks, and counts a grant only when enough replicas have it.
     async fn ask_and_wait(&self, call: &Call, wait_for: WaitFor, key: &ClaimKey) -> Result<Value> {
+        let (answer, reached) = self.call_and_wait(call, wait_for).await?;
+        let held = matches!(
+            answer::standing(answer.clone(), Duration::ZERO),
+            Ok((Answer::Stands(Standing::Held { .. }), _))
+        );
+        if held && reached < wait_for.replicas {
+            self.let_go(std::slice::from_ref(key)).await?;
+            return Err(self.too_few(wait_for, reached));
+        }
+        Ok(answer)
+    }
+
+    /// Calls a script, and says how many replicas have what it wrote.
+    async fn call_and_wait(&self, call: &Call, wait_for: WaitFor) -> Result<(Value, u64)> {
         // In one exchange, so that both go over the same connection: WAIT is about its writes.
         let mut wait = redis::cmd("WAIT");
         wait.arg(wait_for.replicas).arg(millis(wait_for.at_most));
@@ -199,22 +216,18 @@ impl Inner {
             };
             let reached = reached.and_then(|value| Ok(u64::from_redis_value(value)?));
             let reached = reached.map_err(|error| self.links.translate(&error))?;
-            let held = matches!(
-                answer::standing(answer.clone(), Duration::ZERO),
-                Ok((Answer::Stands(Standing::Held { .. }), _))
-            );
-            if held && reached < wait_for.replicas {
-                self.let_go(std::slice::from_ref(key)).await?;
-                let wanted = wait_for.replicas;
-                return Err(Error::Store {
-                    store: self.info.store.clone(),
-                    cause: format!("{reached} of {wanted} replicas had the grant in time"),
-                    transient: true,
-                });
-            }
-            return Ok(answer);
+            return Ok((answer, reached));
         }
         self.understood(Err(Odd))
+    }
+
+    fn too_few(&self, wait_for: WaitFor, reached: u64) -> Error {
+        let wanted = wait_for.replicas;
+        Error::Store {
+            store: self.info.store.clone(),
+            cause: format!("{reached} of {wanted} replicas had the grant in time"),
+            transient: true,
+        }
     }
 
     async fn let_go(&self, keys: &[ClaimKey]) -> Result<Vec<Released>> {
@@ -327,6 +340,14 @@ impl Engine for Redis {
 
     fn release_now(&self, _key: &ClaimKey) -> Option<Released> {
         None
+    }
+
+    async fn amend(&self, key: &ClaimKey, amendment: &Amendment) -> Result<Amended> {
+        amend::amend(&self.inner, key, amendment).await
+    }
+
+    async fn resize(&self, order: &Resize) -> Result<Resized> {
+        amend::resize(&self.inner, order).await
     }
 
     async fn inspect(&self, query: &Query) -> Result<Page> {

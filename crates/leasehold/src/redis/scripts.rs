@@ -36,6 +36,10 @@ pub(super) static RELEASE: LazyLock<Script> =
     LazyLock::new(|| Script::new(WITHOUT_MEMORY, include_str!("scripts/release.lua")));
 pub(super) static EVICT: LazyLock<Script> =
     LazyLock::new(|| Script::new(WITHOUT_MEMORY, include_str!("scripts/evict.lua")));
+pub(super) static AMEND: LazyLock<Script> =
+    LazyLock::new(|| Script::new(WRITES, include_str!("scripts/amend.lua")));
+pub(super) static RESIZE: LazyLock<Script> =
+    LazyLock::new(|| Script::new(WRITES, include_str!("scripts/resize.lua")));
 pub(super) static VIEW: LazyLock<Script> =
     LazyLock::new(|| Script::new(READS_ONLY, include_str!("scripts/view.lua")));
 

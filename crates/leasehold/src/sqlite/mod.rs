@@ -27,11 +27,13 @@ use async_trait::async_trait;
 use futures_util::stream::BoxStream;
 use rusqlite::Connection;
 
-use crate::claim::{Claim, ClaimKey, Holder, HolderId, Released, Renewal, Standing};
+use crate::claim::{
+    Amended, Amendment, Claim, ClaimKey, Holder, HolderId, Released, Renewal, Standing,
+};
 use crate::clock::{Clock, SystemClock};
 use crate::engine::{
     Capabilities, Counts, Engine, Event, Eviction, Finding, Info, Level, Notice, Page, Query,
-    Totals, Wait, Wake,
+    Resize, Resized, Totals, Wait, Wake,
 };
 use crate::error::{Config, Error, Result};
 
@@ -370,6 +372,14 @@ impl Engine for Sqlite {
         let released = inner.place.is_same().then(|| inner.on_the_spot(attempt))?;
         inner.bells.forget(&key.token);
         released.ok()
+    }
+
+    async fn amend(&self, key: &ClaimKey, amendment: &Amendment) -> Result<Amended> {
+        self.inner.write(|verb| verb.amend(key, amendment)).await
+    }
+
+    async fn resize(&self, order: &Resize) -> Result<Resized> {
+        self.inner.write(|verb| verb.resize(order)).await
     }
 
     async fn inspect(&self, query: &Query) -> Result<Page> {

@@ -122,12 +122,16 @@ fn entry(row: &Row<'_>) -> Result<FileEntry, Failure> {
     })
 }
 
-pub(super) fn insert(db: &Connection, name: &Name, entry: &FileEntry) -> Result<(), Failure> {
-    let (mode, take, of) = match entry.mode {
+fn columns(mode: Mode) -> (u32, u32, u32) {
+    match mode {
         Mode::Exclusive => (0, 0, 0),
         Mode::Shared => (1, 0, 0),
         Mode::Permits { take, of } => (2, take, of),
-    };
+    }
+}
+
+pub(super) fn insert(db: &Connection, name: &Name, entry: &FileEntry) -> Result<(), Failure> {
+    let (mode, take, of) = columns(entry.mode);
     db.prepare_cached(
         "INSERT INTO claims (name, fence, token, mode, take, of, holder, label, note, joined, \
          granted, expires, mailbox) \
@@ -148,6 +152,16 @@ pub(super) fn insert(db: &Connection, name: &Name, entry: &FileEntry) -> Result<
         nanos(entry.expires),
         entry.bell,
     ])?;
+    Ok(())
+}
+
+/// Writes what a claim that is in line asks for, and its note.
+pub(super) fn amend(db: &Connection, name: &Name, entry: &FileEntry) -> Result<(), Failure> {
+    let (mode, take, of) = columns(entry.mode);
+    let sql = "UPDATE claims SET mode = ?3, take = ?4, of = ?5, note = ?6 \
+               WHERE name = ?1 AND fence = ?2";
+    let (name, note) = (name.as_str(), entry.note.as_str());
+    db.prepare_cached(sql)?.execute(params![name, entry.fence as i64, mode, take, of, note])?;
     Ok(())
 }
 
@@ -213,6 +227,7 @@ pub(super) fn record(
         EventKind::Released => ("released", ""),
         EventKind::Left => ("left", ""),
         EventKind::Expired => ("expired", ""),
+        EventKind::Amended => ("amended", ""),
         EventKind::Evicted { reason } => ("evicted", reason.as_str()),
         EventKind::Missed(_) => return Ok(()),
     };
@@ -255,6 +270,7 @@ pub(super) fn events_after(db: &Connection, last: i64) -> Result<Vec<(i64, Event
             "released" => EventKind::Released,
             "left" => EventKind::Left,
             "expired" => EventKind::Expired,
+            "amended" => EventKind::Amended,
             "evicted" => EventKind::Evicted { reason: row.get(6)? },
             _ => return Err(broken("an event of an unknown kind")),
         };

@@ -5,9 +5,13 @@
 
 use rusqlite::Connection;
 
-use crate::claim::{Claim, ClaimKey, Holder, Released, Renewal, Standing, Token};
+use crate::claim::{
+    Amended, Amendment, Claim, ClaimKey, Holder, Released, Renewal, Standing, Token,
+};
 use crate::clock::Moment;
-use crate::engine::{Counts, EventKind, Eviction, LineView, Page, Query, Select, Totals};
+use crate::engine::{
+    Counts, EventKind, Eviction, LineView, Page, Query, Resize, Resized, Select, Totals,
+};
 use crate::error::Error;
 use crate::name::Name;
 
@@ -117,6 +121,35 @@ impl<'c> Verb<'c> {
             self.settle(&key.name, &mut line)?;
         }
         Ok(released)
+    }
+
+    pub(super) fn amend(
+        &mut self,
+        key: &ClaimKey,
+        amendment: &Amendment,
+    ) -> Result<Amended, Failure> {
+        let mut line = self.load(&key.name)?;
+        let amended = line.amend(&key.token, amendment);
+        if amended == Amended::Done {
+            if let Some(entry) = line.get(&key.token) {
+                store::amend(self.db, &key.name, entry)?;
+                self.record(EventKind::Amended, &key.name, entry)?;
+            }
+            self.settle(&key.name, &mut line)?;
+        }
+        Ok(amended)
+    }
+
+    pub(super) fn resize(&mut self, order: &Resize) -> Result<Resized, Failure> {
+        let mut line = self.load(&order.name)?;
+        let resized = line.resize(order.of).map_err(|refusal| refusal.into_resize_error(order))?;
+        if matches!(resized, Resized::Done { .. }) {
+            for entry in line.entries() {
+                store::amend(self.db, &order.name, entry)?;
+            }
+            self.settle(&order.name, &mut line)?;
+        }
+        Ok(resized)
     }
 
     pub(super) fn evict(&mut self, order: &Eviction) -> Result<Vec<Holder>, Failure> {

@@ -141,3 +141,25 @@ async fn closed_client_leaves_no_lease_and_a_detached_one_stays_until_its_ttl() 
     assert!(other.check(&handle).await.expect("an answer").is_some());
     until_empty(&server).await;
 }
+
+#[tokio::test]
+async fn a_change_of_mode_or_limit_is_refused_by_name_and_loses_nothing_else() {
+    use leasehold::error::Config;
+    let server = server().await;
+    let client = client(server.url()).await;
+    let unsupported = |error: &leasehold::Error| {
+        matches!(error, leasehold::Error::Config(Config::Unsupported { .. }))
+    };
+    let writer = client.rwlock("report").ttl(LONG).write().await.expect("granted");
+    let downgraded = writer.downgrade().await;
+    assert!(downgraded.as_ref().is_err_and(unsupported), "{downgraded:?}");
+    until("the lease is given back", async || {
+        client.show("report").await.expect("an answer").is_none()
+    })
+    .await;
+    let permit = client.semaphore("uploads", 2).ttl(LONG).acquire().await.expect("granted");
+    let resized = client.resize("uploads", 3).await;
+    assert!(resized.as_ref().is_err_and(unsupported), "{resized:?}");
+    assert!(permit.is_held());
+    permit.release().await.expect("an answer");
+}

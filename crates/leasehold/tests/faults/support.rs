@@ -7,9 +7,12 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures_util::future::BoxFuture;
 use futures_util::stream::BoxStream;
-use leasehold::claim::{Claim, ClaimKey, Holder, HolderId, Released, Renewal, Standing};
+use leasehold::claim::{
+    Amended, Amendment, Claim, ClaimKey, Holder, HolderId, Released, Renewal, Standing,
+};
 use leasehold::engine::{
-    Counts, Engine, Event, Eviction, Finding, Info, Notice, Page, Query, Totals, Wait, Wake,
+    Counts, Engine, Event, Eviction, Finding, Info, Notice, Page, Query, Resize, Resized, Totals,
+    Wait, Wake,
 };
 use leasehold::layer::chaos::{Chaos, Verb};
 use leasehold::memory::Memory;
@@ -229,6 +232,14 @@ impl Engine for Hooked {
     fn release_now(&self, _key: &ClaimKey) -> Option<Released> {
         // Its verbs may be pending, so a dropped lease goes the long way.
         None
+    }
+
+    async fn amend(&self, key: &ClaimKey, amendment: &Amendment) -> Result<Amended> {
+        self.through(Verb::Amend, self.engine.amend(key, amendment)).await
+    }
+
+    async fn resize(&self, order: &Resize) -> Result<Resized> {
+        self.engine.resize(order).await
     }
 
     async fn inspect(&self, query: &Query) -> Result<Page> {

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use futures_util::stream::{self, StreamExt};
-use leasehold::Mode;
-use leasehold::claim::{Claim, ClaimKey, Standing};
-use leasehold::engine::Engine;
+use leasehold::claim::{Amended, Amendment, Claim, ClaimKey, Note, Standing};
+use leasehold::engine::{Engine, Resize};
 use leasehold::redis::Redis;
+use leasehold::{Holder, Mode};
 use leasehold_testkit::{Server, servers};
 
 use crate::support::*;
@@ -59,6 +59,31 @@ async fn each_verb_is_one_script_call() {
     count("release", &mut since).await;
     soon("a bell", engine.wait(&two.key)).await.expect("an answer");
     assert_eq!(since(), 0, "wait");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn changing_a_claim_or_a_limit_is_one_script_call() {
+    let server = server().await;
+    let engine = patient(&server).await;
+    let (lock, permits) =
+        (claim("l", Mode::Exclusive), claim("p", Mode::Permits { take: 1, of: 2 }));
+    held(&engine, &lock).await;
+    held(&engine, &permits).await;
+    // The first time a server sees a script it is told the text.
+    let round = async || {
+        let note = Amendment::note(Note::new("new").expect("a note"));
+        let modes = [Mode::Shared, Mode::Exclusive].map(Amendment::mode);
+        for amendment in modes.iter().chain([&note]) {
+            let amended = engine.amend(&lock.key, amendment).await.expect("an answer");
+            assert_eq!(amended, Amended::Done);
+        }
+        let (name, by) = (permits.key.name.clone(), Holder::fresh());
+        engine.resize(&Resize { name, of: 3, by }).await.expect("an answer");
+    };
+    round().await;
+    let before = script_calls(&server);
+    round().await;
+    assert_eq!(script_calls(&server) - before, 4);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -220,3 +220,24 @@ async fn companions_of_an_expired_lock_expire_too() {
         assert!(lasts == (left == -1), "{key} has {left} ms left");
     }
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn lock_key_excludes_other_libraries_while_a_lease_changes_sides() {
+    let server = server().await;
+    let client = client(server.url()).await;
+    let theirs = || told(&server, &["SET", "lock:report", "theirs", "NX", "PX", "60000"]);
+    let writer = client.rwlock("report").ttl(Duration::from_secs(60)).write().await;
+    let writer = writer.expect("granted");
+    let token = told(&server, &["GET", "lock:report"]);
+    let reader = writer.downgrade().await.expect("it reads");
+    assert_eq!(told(&server, &["GET", "lock:report"]), "leasehold:shared");
+    assert_eq!(theirs(), "");
+    let writer = reader.try_upgrade().await.expect("an answer").expect("it is alone");
+    assert_eq!(told(&server, &["GET", "lock:report"]), token);
+    assert_eq!(theirs(), "");
+    let left: i64 = told(&server, &["PTTL", "lock:report"]).parse().expect("a number");
+    assert!((1..=60_000).contains(&left), "{left}");
+    writer.release().await.expect("an answer");
+    assert_eq!(told(&server, &["KEYS", "*report*"]), "");
+    assert_eq!(theirs(), "OK");
+}

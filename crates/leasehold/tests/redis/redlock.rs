@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use leasehold::engine::{Finding, Level};
-use leasehold::error::Invalid;
+use leasehold::error::{Config, Invalid};
 use leasehold::quorum::cause::Cause;
 use leasehold::{Client, Error, Lease, LeaseState, LostCause, Released};
 use leasehold_testkit::servers::{self, Group};
@@ -458,4 +458,32 @@ async fn clients_that_disagree_about_the_set_are_refused() {
         let refused = soon("an answer", leasehold::connect(&url)).await.expect_err(&url);
         assert!(matches!(refused, Error::Config(_)), "{refused:?}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_quorum_cannot_do_is_refused_by_name_and_leaders_are_still_observed() {
+    use futures_util::StreamExt as _;
+    let group = memory_only(3).await;
+    let (one, two) = (client_of(&group).await, client_of(&group).await);
+    let unsupported = |error: &Error| matches!(error, Error::Config(Config::Unsupported { .. }));
+    let ran = one.once("job", TTL).run(async |_| Ok::<(), String>(())).await;
+    assert!(ran.as_ref().is_err_and(unsupported), "{ran:?}");
+    let read = one.rwlock("catalogue").read().await;
+    assert!(read.as_ref().is_err_and(unsupported), "{read:?}");
+    let permit = one.semaphore("uploads", 2).acquire().await;
+    assert!(permit.as_ref().is_err_and(unsupported), "{permit:?}");
+    let resized = one.resize("uploads", 2).await;
+    assert!(resized.as_ref().is_err_and(unsupported), "{resized:?}");
+    assert!(one.show("job").await.expect("an answer").is_none(), "nothing was left");
+
+    let mut leaders = two.election("office").observe().await.expect("a stream");
+    assert!(leaders.next().await.expect("endless").expect("read").is_none());
+    let leadership = one.election("office").ttl(TTL).campaign("here").await.expect("elected");
+    let seen = soon("the leader", leaders.next()).await.expect("endless").expect("read");
+    assert_eq!(seen.map(|leader| leader.term), Some(leadership.term()));
+    let told = leadership.proclaim("there").await;
+    assert!(told.as_ref().is_err_and(unsupported), "{told:?}");
+    assert!(leadership.is_held(), "a refusal loses nothing");
+    leadership.resign().await.expect("an answer");
+    assert!(soon("nobody", leaders.next()).await.expect("endless").expect("read").is_none());
 }

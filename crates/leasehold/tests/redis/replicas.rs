@@ -103,3 +103,21 @@ async fn lease_is_kept_although_its_replica_is_gone() {
     assert_eq!(lease.state(), LeaseState::Held);
     assert_eq!(lease.release().await.expect("an answer"), Released::Released);
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn reader_becomes_the_writer_only_when_the_replicas_have_it() {
+    let (master, replicas) = master_with(1).await;
+    let one = plain_client(format!("{}?wait_replicas=1&wait_ms=5000", master.url())).await;
+    let reader = one.rwlock("report").ttl(LONG).read().await.expect("a grant");
+    let writer = reader.try_upgrade().await.expect("an answer").expect("it is alone");
+    let token = told(&master, &["GET", "lock:report"]);
+    assert_eq!(told(&replicas[0], &["GET", "lock:report"]), token);
+    writer.release().await.expect("an answer");
+    let impatient = plain_client(waiting_for(&master, 1)).await;
+    let reader = impatient.rwlock("report").ttl(LONG).read().await.expect("a grant");
+    replicas[0].stop_process().expect("it stops");
+    let refused = reader.try_upgrade().await;
+    assert!(matches!(&refused, Err(Error::Store { transient: true, .. })), "{refused:?}");
+    until("it is given back", async || told(&master, &["KEYS", "*report*"]).is_empty()).await;
+    replicas[0].continue_process().expect("it goes on");
+}

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use futures_util::StreamExt;
-use leasehold::claim::{Claim, Mode, Renewal};
-use leasehold::engine::{Counts, Engine, Eviction, Level, Notice, Query, Wait};
+use leasehold::claim::{Amendment, Claim, Mode, Note, Renewal};
+use leasehold::engine::{Counts, Engine, Eviction, Level, Notice, Query, Resize, Wait};
 use leasehold::error::Config;
 use leasehold::redis::Redis;
 use leasehold::{Error, Holder, Result};
@@ -67,11 +67,22 @@ async fn round_at(url: &str, servers: &[&Server], name: &str) -> Result<()> {
     soon("a bell", two.wait(&next.key)).await?;
     let by = Holder::fresh();
     one.evict(&Eviction { name: next.key.name.clone(), by, reason: "a test".into() }).await?;
+    let alone = claim(name, Mode::Exclusive);
+    one.claim(&alone).await?;
+    one.amend(&alone.key, &Amendment::note(Note::new("later")?)).await?;
+    for mode in [Mode::Shared, Mode::Exclusive] {
+        one.amend(&alone.key, &Amendment::mode(mode)).await?;
+    }
+    one.release(&[alone.key]).await?;
     for mode in [Mode::Shared, Mode::Permits { take: 1, of: 2 }] {
         let (first, next) = (claim(name, mode), claim(name, mode));
         one.claim(&first).await?;
         two.claim(&next).await?;
         renewed(&one, &[renewal(&first), renewal(&next)]).await?;
+        if let Mode::Permits { .. } = mode {
+            let name = first.key.name.clone();
+            one.resize(&Resize { name, of: 3, by: Holder::fresh() }).await?;
+        }
         one.release(&[first.key, next.key]).await?;
     }
     let keep = Duration::from_secs(1);

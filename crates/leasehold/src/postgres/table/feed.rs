@@ -214,6 +214,7 @@ fn read(payload: &str) -> Option<Event> {
         "released" => EventKind::Released,
         "left" => EventKind::Left,
         "expired" => EventKind::Expired,
+        "amended" => EventKind::Amended,
         "evicted" => EventKind::Evicted { reason: reason.to_owned() },
         _ => return None,
     };

@@ -5,6 +5,7 @@
 //! and leaving are not. Waiting costs no connection: one per runtime hears all bells.
 
 mod adrift;
+mod amend;
 mod bells;
 mod examine;
 mod feed;
@@ -22,10 +23,12 @@ use tokio::runtime::{Handle, Id};
 use tokio_postgres::Row;
 use tokio_postgres::types::{ToSql, Type};
 
-use crate::claim::{Claim, ClaimKey, Holder, HolderId, Released, Renewal, Standing};
+use crate::claim::{
+    Amended, Amendment, Claim, ClaimKey, Holder, HolderId, Released, Renewal, Standing,
+};
 use crate::engine::{
-    Capabilities, Counts, Engine, Event, Eviction, Finding, Info, Notice, Page, Query, Select,
-    Totals, Wait, Wake,
+    Capabilities, Counts, Engine, Event, Eviction, Finding, Info, Notice, Page, Query, Resize,
+    Resized, Select, Totals, Wait, Wake,
 };
 use crate::error::{Error, Result};
 use crate::name::Name;
@@ -284,6 +287,14 @@ impl Engine for LeaseTable {
     fn release_now(&self, _key: &ClaimKey) -> Option<Released> {
         // It takes an exchange; the keeper has the time.
         None
+    }
+
+    async fn amend(&self, key: &ClaimKey, amendment: &Amendment) -> Result<Amended> {
+        amend::amend(&self.inner, key, amendment).await
+    }
+
+    async fn resize(&self, order: &Resize) -> Result<Resized> {
+        amend::resize(&self.inner, order).await
     }
 
     async fn inspect(&self, query: &Query) -> Result<Page> {

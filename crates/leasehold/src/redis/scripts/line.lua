@@ -28,6 +28,8 @@ local GRACE_MS = 600000
 local FOREIGN_MS = 200
 -- Among how many claims before it a claim looks for the instant to ask again.
 local WINDOW = 4
+-- Among how many of the first in line, too, if it can hold beside others.
+local FIRST = 32
 local CLAIMS_MAX = 10000
 
 local call, sub = redis.call, string.sub
@@ -220,6 +222,11 @@ local function retry(ahead, units)
   if foreign then return foreign_retry() end
   if ahead == 0 then return 0 end
   local places = call('ZRANGE', ORDER, math.max(ahead - WINDOW, 0), ahead - 1)
+  if units < cap and ahead > WINDOW then
+    -- Permits come back one by one, and those that were taken first the soonest.
+    local first = call('ZRANGE', ORDER, 0, math.min(FIRST, ahead - WINDOW) - 1)
+    for _, place in ipairs(first) do places[#places + 1] = place end
+  end
   local tokens = {}
   for i, place in ipairs(places) do tokens[i] = token_of(place) end
   local before = call('ZMSCORE', EXPIRY, unpack(tokens))

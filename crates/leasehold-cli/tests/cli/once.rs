@@ -1,0 +1,164 @@
+//! `once`: three machines with one crontab, runs that die, and what is remembered.
+
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use leasehold_testkit::Redis;
+use rustix::process::Signal;
+
+use crate::support::{BINARY, Place, Running, await_gone, bare, eventually, json, pid};
+
+/// `once` as cron on one of several machines starts it: a home and a holder of its own, one store.
+fn machine(url: &str, number: usize, home: &Path, arguments: &[&str]) -> Command {
+    let home = home.join(format!("machine-{number}"));
+    std::fs::create_dir_all(&home).expect("a home");
+    let mut command = bare(Path::new(BINARY));
+    command.env("LEASEHOLD_URL", url).env("HOME", home);
+    command.args(["--holder", &format!("machine-{number}")]).args(arguments);
+    command
+}
+
+/// Three machines start the same line of a crontab at the same time, again and again until it ran
+/// three times.
+fn crontab_of_three_machines(url: &str, place: &Place) {
+    let every = Duration::from_secs(2);
+    let line = ["once", "job", "--every", "2s", "--", "sh", "-c", "echo $LEASEHOLD_FENCE"];
+    let mut ran = Vec::new();
+    let begun = Instant::now();
+    while ran.len() < 3 {
+        let asked = Instant::now();
+        let started: Vec<Running> = (0..3)
+            .map(|number| Running::start(&mut machine(url, number, &place.folder, &line)))
+            .collect();
+        for running in started {
+            let finished = running.end();
+            assert_eq!(finished.status, 0, "{finished:?}");
+            match finished.stdout.trim().parse::<u64>() {
+                Ok(fence) => ran.push((fence, asked, Instant::now())),
+                Err(_) => assert!(finished.stderr.contains("skipped: `machine-"), "{finished:?}"),
+            }
+        }
+        assert!(begun.elapsed() < Duration::from_secs(60), "{ran:?}");
+    }
+    ran.sort_unstable();
+    for pair in ran.windows(2) {
+        // The first run began after it was asked for, the second before its end was seen.
+        let span = pair[1].2.duration_since(pair[0].1);
+        assert!(pair[0].0 < pair[1].0 && span >= every, "two runs within {span:?}");
+    }
+}
+
+#[test]
+fn a_crontab_on_three_machines_runs_once_in_each_period_on_a_file() {
+    let place = Place::new();
+    crontab_of_three_machines(&place.url(), &place);
+}
+
+#[test]
+fn a_crontab_on_three_machines_runs_once_in_each_period_on_redis() {
+    let server = Redis::new().start_blocking().expect("a server");
+    crontab_of_three_machines(server.url(), &Place::new());
+}
+
+#[test]
+fn a_run_that_died_half_way_is_taken_over() {
+    let place = Place::new();
+    let once = ["once", "job", "--every", "1h", "--ttl", "1s", "--", "sh", "-c"];
+    let first = [&once[..], &["echo $$; read line"]].concat();
+    let mut dies = Running::start(&mut machine(&place.url(), 1, &place.folder, &first));
+    let command = pid(dies.line().parse().expect("a process id"));
+    let second = [&once[..], &["echo again $LEASEHOLD_FENCE"]].concat();
+    let skipped = Running::start(&mut machine(&place.url(), 2, &place.folder, &second)).end();
+    assert_eq!((skipped.status, skipped.stdout.as_str()), (0, ""), "{skipped:?}");
+    assert!(skipped.stderr.contains("`machine-1` runs `job`"), "{skipped:?}");
+    dies.signal(Signal::KILL);
+    await_gone(command);
+    let mut again = String::new();
+    eventually("the run is taken over", || {
+        let asked = Running::start(&mut machine(&place.url(), 2, &place.folder, &second)).end();
+        assert_eq!(asked.status, 0, "{asked:?}");
+        again = asked.stdout;
+        !again.is_empty()
+    });
+    assert!(again.starts_with("again "), "{again:?}");
+    let after = Running::start(&mut machine(&place.url(), 3, &place.folder, &second)).end();
+    assert!(after.stderr.contains("`machine-2` ran `job`"), "{after:?}");
+}
+
+#[test]
+fn the_outcome_is_remembered_and_the_status_is_the_commands() {
+    let place = Place::new();
+    let ran =
+        place.expect(3, &["once", "job", "--every", "1h", "--", "sh", "-c", "echo x; exit 3"]);
+    assert_eq!(ran.stdout, "x\n");
+    let skipped = place.expect(0, &["once", "job", "--every", "1h", "--", "echo", "no"]);
+    assert_eq!(skipped.stdout, "");
+    assert!(skipped.stderr.contains("failed after") && skipped.stderr.contains("status 3"));
+    let told = place.expect(0, &["once", "--json", "job", "--every", "1h", "--", "echo", "no"]);
+    let told = json(&told.stdout);
+    assert_eq!((&told["name"], &told["ran"]), (&"job".into(), &false.into()));
+    assert_eq!(
+        (&told["last"]["state"], &told["last"]["why"]),
+        (&"failed".into(), &"status 3".into())
+    );
+    assert!(told["last"]["took_ms"].is_u64() && told["last"]["fence"].is_string());
+    assert!(told["last"]["next_in_ms"].as_u64().is_some_and(|left| left > 3_000_000));
+    let done = place.expect(0, &["once", "other", "--every", "1h", "--", "true"]);
+    assert_eq!(done.stderr, "");
+    let skipped = place.expect(0, &["once", "other", "--every", "1h", "--", "true"]);
+    assert!(skipped.stderr.contains("done in"), "{skipped:?}");
+}
+
+#[test]
+fn a_failed_run_is_tried_again_if_asked_and_one_that_never_started_is_none() {
+    let place = Place::new();
+    for _ in 0..2 {
+        place.expect(1, &["once", "--retry-failed", "job", "--every", "1h", "--", "false"]);
+    }
+    place.expect(127, &["once", "job", "--every", "1h", "--", "/no/such/command"]);
+    let ran = place.expect(0, &["once", "job", "--every", "1h", "--", "echo", "ran"]);
+    assert_eq!(ran.stdout, "ran\n");
+}
+
+#[test]
+fn a_run_whose_lock_was_taken_is_ended_with_76() {
+    let place = Place::new();
+    let script = "trap 'echo told; exit 0' TERM; echo ready; while :; do sleep 0.05; done";
+    let once = ["once", "job", "--every", "1h", "--ttl", "1s", "--", "sh", "-c", script];
+    let mut run = place.start(&once);
+    assert_eq!(run.line(), "ready");
+    place.expect(0, &["force-release", "job", "--yes", "--reason", "test"]);
+    assert_eq!(run.line(), "told");
+    let finished = run.end();
+    assert_eq!(finished.status, 76, "{finished:?}");
+    assert!(finished.stderr.contains("the lease on `job` was lost"), "{finished:?}");
+}
+
+#[test]
+fn a_run_that_hangs_is_ended_and_counts_as_one_that_failed() {
+    let place = Place::new();
+    let once = ["once", "job", "--every", "1h", "--hold-at-most", "300ms", "--", "sleep", "1000"];
+    let finished = place.expect(76, &once);
+    assert!(finished.stderr.contains("as long as --hold-at-most allows"), "{finished:?}");
+    let skipped = place.expect(0, &["once", "job", "--every", "1h", "--", "echo", "no"]);
+    assert_eq!(skipped.stdout, "");
+    assert!(skipped.stderr.contains("failed after"), "{skipped:?}");
+}
+
+#[test]
+fn periods_that_cannot_be_are_wrong_usage() {
+    let place = Place::new();
+    let cases = [
+        ("1ms", "shorter than the clock can tell"),
+        ("25h", "ask every day"),
+        ("0s", "shorter than the clock can tell"),
+        ("-1h", "negative"),
+    ];
+    for (every, message) in cases {
+        let refused = place.expect(64, &["once", "job", "--every", every, "--", "true"]);
+        assert!(refused.stderr.contains(message), "{every}: {refused:?}");
+    }
+    let refused = place.expect(64, &["once", "job", "--every", "1h"]);
+    assert!(refused.stderr.contains("there is no command"), "{refused:?}");
+}

@@ -1,0 +1,192 @@
+//! Read/write locks and semaphores for threads.
+
+use std::ops::Deref;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::runtime::Runtime;
+
+use super::Lease;
+use crate::claim::Released;
+use crate::error::Result;
+
+/// A read/write lock for threads; see [`crate::RwLock`].
+///
+/// ```
+/// # fn main() -> leasehold::Result<()> {
+/// let client = leasehold::blocking::connect("memory:")?;
+/// let lock = client.rwlock("catalogue");
+/// let writer = lock.write()?;
+/// let reader = writer.downgrade()?;
+/// assert!(lock.try_read()?.is_some());
+/// reader.release()?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug, Clone)]
+pub struct RwLock {
+    pub(super) lock: crate::RwLock,
+    pub(super) runtime: Arc<Runtime>,
+}
+
+impl RwLock {
+    /// How long a lease lasts without renewal: 100 ms to 24 h, 30 s unless said otherwise.
+    pub fn ttl(self, ttl: Duration) -> Self {
+        Self { lock: self.lock.ttl(ttl), ..self }
+    }
+
+    /// Text for others to read: up to 4 KiB.
+    pub fn note(self, note: impl Into<String>) -> Self {
+        Self { lock: self.lock.note(note), ..self }
+    }
+
+    /// Blocks until no writer holds or came before.
+    pub fn read(&self) -> Result<ReadLease> {
+        Ok(self.reads(self.runtime.block_on(self.lock.read())?))
+    }
+
+    /// Reads if that is possible now; `None` if a writer holds or waits.
+    pub fn try_read(&self) -> Result<Option<ReadLease>> {
+        Ok(self.runtime.block_on(self.lock.try_read())?.map(|lease| self.reads(lease)))
+    }
+
+    /// Blocks for at most `span`; `None` if it was not granted by then.
+    pub fn read_within(&self, span: Duration) -> Result<Option<ReadLease>> {
+        Ok(self.runtime.block_on(self.lock.read_within(span))?.map(|lease| self.reads(lease)))
+    }
+
+    /// Blocks until everybody who came before is done.
+    pub fn write(&self) -> Result<WriteLease> {
+        Ok(self.writes(self.runtime.block_on(self.lock.write())?))
+    }
+
+    /// Writes if that is possible now; `None` if anybody holds or waits.
+    pub fn try_write(&self) -> Result<Option<WriteLease>> {
+        Ok(self.runtime.block_on(self.lock.try_write())?.map(|lease| self.writes(lease)))
+    }
+
+    /// Blocks for at most `span`; `None` if it was not granted by then.
+    pub fn write_within(&self, span: Duration) -> Result<Option<WriteLease>> {
+        Ok(self.runtime.block_on(self.lock.write_within(span))?.map(|lease| self.writes(lease)))
+    }
+
+    fn reads(&self, lease: crate::ReadLease) -> ReadLease {
+        ReadLease { lease, runtime: Arc::clone(&self.runtime) }
+    }
+
+    fn writes(&self, lease: crate::WriteLease) -> WriteLease {
+        WriteLease { lease, runtime: Arc::clone(&self.runtime) }
+    }
+}
+
+/// One reader's share; see [`crate::ReadLease`]. Dropping it gives it back.
+#[derive(Debug)]
+#[must_use = "a lease that is dropped is given back at once"]
+pub struct ReadLease {
+    lease: crate::ReadLease,
+    runtime: Arc<Runtime>,
+}
+
+impl ReadLease {
+    /// Goes on as the writer, if no other reader holds; otherwise the lease comes back as it was.
+    pub fn try_upgrade(self) -> Result<std::result::Result<WriteLease, ReadLease>> {
+        let Self { lease, runtime } = self;
+        Ok(match runtime.block_on(lease.try_upgrade())? {
+            Ok(lease) => Ok(WriteLease { lease, runtime }),
+            Err(lease) => Err(ReadLease { lease, runtime }),
+        })
+    }
+
+    /// Gives the lease back and says what became of it.
+    pub fn release(self) -> Result<Released> {
+        self.runtime.block_on(self.lease.release())
+    }
+}
+
+impl Deref for ReadLease {
+    type Target = crate::Lease;
+
+    fn deref(&self) -> &crate::Lease {
+        &self.lease
+    }
+}
+
+/// A lock that is held for writing; see [`crate::WriteLease`]. Dropping it gives it back.
+#[derive(Debug)]
+#[must_use = "a lease that is dropped is given back at once"]
+pub struct WriteLease {
+    lease: crate::WriteLease,
+    runtime: Arc<Runtime>,
+}
+
+impl WriteLease {
+    /// Goes on as a reader, and lets the readers in that wait next.
+    pub fn downgrade(self) -> Result<ReadLease> {
+        let Self { lease, runtime } = self;
+        let lease = runtime.block_on(lease.downgrade())?;
+        Ok(ReadLease { lease, runtime })
+    }
+
+    /// Gives the lease back and says what became of it.
+    pub fn release(self) -> Result<Released> {
+        self.runtime.block_on(self.lease.release())
+    }
+}
+
+impl Deref for WriteLease {
+    type Target = crate::Lease;
+
+    fn deref(&self) -> &crate::Lease {
+        &self.lease
+    }
+}
+
+/// A semaphore for threads; see [`crate::Semaphore`].
+#[derive(Debug, Clone)]
+pub struct Semaphore {
+    pub(super) semaphore: crate::Semaphore,
+    pub(super) runtime: Arc<Runtime>,
+}
+
+impl Semaphore {
+    /// How long a lease lasts without renewal: 100 ms to 24 h, 30 s unless said otherwise.
+    pub fn ttl(self, ttl: Duration) -> Self {
+        Self { semaphore: self.semaphore.ttl(ttl), ..self }
+    }
+
+    /// Text for others to read: up to 4 KiB.
+    pub fn note(self, note: impl Into<String>) -> Self {
+        Self { semaphore: self.semaphore.note(note), ..self }
+    }
+
+    /// Blocks until there is a permit.
+    pub fn acquire(&self) -> Result<Lease> {
+        self.acquire_many(1)
+    }
+
+    /// Blocks until there are `take` permits at once.
+    pub fn acquire_many(&self, take: u32) -> Result<Lease> {
+        Ok(self.lease(self.runtime.block_on(self.semaphore.acquire_many(take))?))
+    }
+
+    /// Takes one permit if one is free now and nobody waits; `None` otherwise.
+    pub fn try_acquire(&self) -> Result<Option<Lease>> {
+        self.try_acquire_many(1)
+    }
+
+    /// Takes `take` permits if they are free now and nobody waits; `None` otherwise.
+    pub fn try_acquire_many(&self, take: u32) -> Result<Option<Lease>> {
+        let lease = self.runtime.block_on(self.semaphore.try_acquire_many(take))?;
+        Ok(lease.map(|lease| self.lease(lease)))
+    }
+
+    /// Blocks for at most `span`; `None` if there were not `take` permits by then.
+    pub fn acquire_many_within(&self, take: u32, span: Duration) -> Result<Option<Lease>> {
+        let lease = self.runtime.block_on(self.semaphore.acquire_many_within(take, span))?;
+        Ok(lease.map(|lease| self.lease(lease)))
+    }
+
+    fn lease(&self, lease: crate::Lease) -> Lease {
+        Lease { lease, runtime: Arc::clone(&self.runtime) }
+    }
+}

@@ -1,0 +1,310 @@
+//! The primitives where time is exact, answers are lost, and threads block: on memory only.
+//!
+//! What every engine must do is in the conformance suite.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use leasehold::clock::{Clock, Moment, VirtualClock};
+use leasehold::layer::chaos::{Chaos, Trouble, Verb};
+use leasehold::memory::Memory;
+use leasehold::{Client, Error, LostCause, Mode, Outcome, RunState, Unit};
+
+const MINUTE: Duration = Duration::from_secs(60);
+const LONG: Duration = Duration::from_secs(300);
+
+/// Looks at a fact until it is true.
+async fn until(what: &str, fact: impl AsyncFn() -> bool) {
+    let looking = async {
+        while !fact().await {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    let found = tokio::time::timeout(Duration::from_secs(30), looking).await;
+    assert!(found.is_ok(), "waited for {what}");
+}
+
+async fn waiting(client: &Client, name: &str) -> usize {
+    client.show(name).await.expect("an answer").map_or(0, |line| line.waiting.len())
+}
+
+async fn held(client: &Client, name: &str) -> usize {
+    client.show(name).await.expect("an answer").map_or(0, |line| line.held.len())
+}
+
+/// Waits until a unit was taken at this instant of the virtual clock, and not before.
+async fn taken(times: &Arc<std::sync::Mutex<Vec<Moment>>>, count: usize) -> Vec<Moment> {
+    until("a unit", async || times.lock().expect("nobody panics").len() >= count).await;
+    times.lock().expect("nobody panics").clone()
+}
+
+#[tokio::test]
+async fn no_window_of_the_store_s_clock_has_more_units_than_the_rate() {
+    let (memory, clock) = Memory::virtual_time();
+    let client = memory.client().expect("a client");
+    let limiter = client.rate_limiter("mails", 3, MINUTE);
+    let times = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let (told, now) = (Arc::clone(&times), clock.clone());
+    let taker = tokio::spawn(async move {
+        for _ in 0..9 {
+            limiter.acquire().await?;
+            told.lock().expect("nobody panics").push(now.now());
+        }
+        Ok::<(), Error>(())
+    });
+    for round in 1..=2 {
+        assert_eq!(taken(&times, 3 * round).await.len(), 3 * round);
+        until("a waiting unit", async || waiting(&client, "mails").await == 1).await;
+        // Nothing a moment before the first of them is a minute old.
+        advance_in_steps(&clock, MINUTE - Duration::from_millis(1)).await;
+        assert_eq!(times.lock().expect("nobody panics").len(), 3 * round);
+        clock.advance(Duration::from_millis(1));
+    }
+    taken(&times, 9).await;
+    taker.await.expect("no panic").expect("units");
+    let times = times.lock().expect("nobody panics").clone();
+    for (first, fourth) in times.iter().zip(&times[3..]) {
+        assert!(fourth.since(*first) >= MINUTE, "{first:?} {fourth:?}");
+    }
+}
+
+/// Moves the clock in steps that the heartbeats of waiting claims survive.
+async fn advance_in_steps(clock: &VirtualClock, span: Duration) {
+    let step = Duration::from_millis(500);
+    let mut left = span;
+    while !left.is_zero() {
+        let next = left.min(step);
+        clock.advance(next);
+        left -= next;
+        tokio::time::sleep(Duration::from_millis(3)).await;
+    }
+}
+
+#[tokio::test]
+async fn the_next_unit_is_due_when_the_first_one_lapses() {
+    let (memory, clock) = Memory::virtual_time();
+    let client = memory.client().expect("a client");
+    let limiter = client.rate_limiter("mails", 2, MINUTE);
+    assert_eq!(limiter.try_acquire().await.expect("an answer"), Unit::Taken);
+    clock.advance(Duration::from_secs(20));
+    assert_eq!(limiter.try_acquire().await.expect("an answer"), Unit::Taken);
+    clock.advance(Duration::from_secs(15));
+    let due = limiter.try_acquire().await.expect("an answer");
+    assert_eq!(due, Unit::DueIn(Duration::from_secs(25)));
+    clock.advance(Duration::from_secs(25));
+    assert_eq!(limiter.try_acquire().await.expect("an answer"), Unit::Taken);
+    let due = limiter.try_acquire().await.expect("an answer");
+    assert_eq!(due, Unit::DueIn(Duration::from_secs(20)));
+    // Neither dropping nor closing gives a unit back.
+    client.close().await.expect("closed");
+    assert_eq!(held(&memory.client().expect("a client"), "mails").await, 2);
+}
+
+#[tokio::test]
+async fn a_period_counts_from_the_start_of_a_run_on_the_store_s_clock() {
+    let (memory, clock) = Memory::virtual_time();
+    let client = memory.client().expect("a client");
+    let job = client.once("job", MINUTE);
+    let run = job.start().await.expect("an answer").expect("nobody ran");
+    clock.advance(Duration::from_secs(10));
+    run.end(Some("broken".into())).await.expect("told");
+    let last = job.last().await.expect("an answer").expect("remembered");
+    let took = Duration::from_secs(10);
+    assert_eq!(last.state, RunState::Failed { took, why: "broken".into() });
+    assert_eq!((last.started, last.next_in), (took, MINUTE - took));
+    clock.advance(MINUTE - took - Duration::from_millis(1));
+    assert!(job.start().await.expect("an answer").is_err(), "a millisecond is left");
+    clock.advance(Duration::from_millis(1));
+    let ran = job.run(async |_| Ok::<(), String>(())).await.expect("an answer");
+    assert!(matches!(ran, Outcome::Ran(Ok(()))));
+}
+
+#[tokio::test]
+async fn a_run_that_takes_too_long_is_stopped_and_counts_as_failed() {
+    let (memory, clock) = Memory::virtual_time();
+    let client = memory.client().expect("a client");
+    let job = client.once("job", MINUTE * 60).max_run(MINUTE / 4);
+    let begun = AtomicU32::new(0);
+    let running = job.run(async |_| {
+        begun.store(1, Ordering::SeqCst);
+        std::future::pending::<Result<(), String>>().await
+    });
+    let waiting = async {
+        until("a run", async || begun.load(Ordering::SeqCst) == 1).await;
+        clock.advance(MINUTE / 4);
+    };
+    let (ran, ()) = tokio::join!(running, waiting);
+    assert!(matches!(ran, Err(Error::Lost { cause: LostCause::MaxHold, .. })), "{ran:?}");
+    let last = job.last().await.expect("an answer").expect("remembered");
+    assert!(matches!(last.state, RunState::Failed { .. }), "{last:?}");
+    assert!(last.next_in > MINUTE * 59, "{last:?}");
+}
+
+#[tokio::test]
+async fn no_step_of_work_begins_after_the_lease_s_end_although_nobody_noticed() {
+    let (memory, clock) = Memory::virtual_time();
+    let client = memory.client().expect("a client");
+    let election = client.election("office").ttl(MINUTE);
+    // Renewals do not come through, as those of a process that is paused.
+    memory.pause(client.holder());
+    let (steps, terms) = (AtomicU32::new(0), AtomicU32::new(0));
+    let (poke, clock) = (tokio::sync::Notify::new(), &clock);
+    let leading = election.run_while_leader("here", async |leadership| {
+        if terms.fetch_add(1, Ordering::SeqCst) == 0 {
+            poke.notified().await;
+            steps.fetch_add(1, Ordering::SeqCst);
+        }
+        leadership.term()
+    });
+    let pausing = async {
+        until("a term", async || terms.load(Ordering::SeqCst) == 1).await;
+        // The work becomes ready at the same moment in which the lease is over.
+        clock.advance(MINUTE);
+        poke.notify_one();
+        memory.resume(client.holder());
+    };
+    let (term, ()) = tokio::join!(leading, pausing);
+    assert!(term.expect("a second term") > 1);
+    assert_eq!(steps.load(Ordering::SeqCst), 0, "the first leader did nothing more");
+}
+
+#[tokio::test]
+async fn f116_a_thousand_waiters_and_one_release_wake_one() {
+    let memory = Memory::new();
+    let chaos = Chaos::default();
+    let client = Client::builder().engine(chaos.trouble(memory.clone())).expect("a client");
+    let holder = memory.client().expect("a client");
+    let lease = holder.mutex("herd").ttl(LONG).lock().await.expect("granted");
+    let mut waiters = tokio::task::JoinSet::new();
+    let next = Arc::new(tokio::sync::Semaphore::new(0));
+    for _ in 0..1_000 {
+        let (client, next) = (client.clone(), Arc::clone(&next));
+        waiters.spawn(async move {
+            let lease = client.mutex("herd").ttl(LONG).lock().await?;
+            let _turn = next.acquire().await.expect("never closed");
+            lease.release().await
+        });
+    }
+    until("a thousand waiters", async || waiting(&holder, "herd").await == 1_000).await;
+    let before = chaos.calls(Verb::Claim);
+    lease.release().await.expect("released");
+    until("the next holder", async || waiting(&holder, "herd").await == 999).await;
+    let asked = chaos.calls(Verb::Claim) - before;
+    assert!(asked <= 2, "{asked} asked after one release");
+    next.add_permits(1_000);
+    while let Some(served) = waiters.join_next().await {
+        served.expect("no panic").expect("served");
+    }
+}
+
+#[tokio::test]
+async fn an_amendment_whose_answer_is_lost_is_made_once_and_a_refused_one_not_at_all() {
+    let memory = Memory::new();
+    let chaos = Chaos::default();
+    let client = Client::builder().engine(chaos.trouble(memory.clone())).expect("a client");
+    let lock = client.rwlock("catalogue").ttl(LONG);
+    chaos.next(Verb::Amend, Trouble::LoseAnswer, 2);
+    let reader = lock.write().await.expect("granted").downgrade().await.expect("asked again");
+    assert_eq!(held(&client, "catalogue").await, 1);
+    assert_eq!(chaos.calls(Verb::Amend), 3);
+    chaos.next(Verb::Amend, Trouble::Refuse, 100);
+    let failed = reader.try_upgrade().await;
+    assert!(matches!(failed, Err(Error::Unreachable { .. })), "{failed:?}");
+    chaos.heal();
+    until("the lease is given back", async || held(&client, "catalogue").await == 0).await;
+}
+
+#[tokio::test]
+async fn a_dropped_downgrade_gives_the_lease_back() {
+    let chaos = Chaos::default();
+    let client = Client::builder().engine(chaos.trouble(Memory::new())).expect("a client");
+    for trouble in [Trouble::Hang, Trouble::HangAfter] {
+        let writer = client.rwlock("catalogue").ttl(LONG).write().await.expect("granted");
+        chaos.next(Verb::Amend, trouble, 1);
+        let hanging = tokio::spawn(writer.downgrade());
+        chaos.hanging(1).await;
+        hanging.abort();
+        until("the lease is given back", async || held(&client, "catalogue").await == 0).await;
+        chaos.heal();
+    }
+}
+
+#[tokio::test]
+async fn observers_hear_of_a_leader_that_died_without_a_word() {
+    let (memory, clock) = Memory::virtual_time();
+    let client = memory.client().expect("a client");
+    let mut leaders = client.election("office").observe().await.expect("a stream");
+    assert_eq!(leaders.next().await.expect("endless").expect("read"), None);
+    let dead = memory.client().expect("a client");
+    memory.pause(dead.holder());
+    let leadership = dead.election("office").ttl(MINUTE).campaign("a").await.expect("elected");
+    let leader = leaders.next().await.expect("endless").expect("read").expect("a leader");
+    assert_eq!((leader.term, leader.payload.as_str()), (leadership.term(), "a"));
+    let next = tokio::spawn(async move { leaders.next().await });
+    // The clock goes on until the observer looks again; nobody else touches the line.
+    for _ in 0..12 {
+        clock.advance(Duration::from_secs(6));
+        tokio::time::sleep(Duration::from_millis(3)).await;
+    }
+    let next = tokio::time::timeout(Duration::from_secs(30), next).await.expect("in time");
+    assert_eq!(next.expect("no panic").expect("endless").expect("read"), None);
+    assert!(!leadership.is_held());
+}
+
+#[test]
+fn threads_have_the_same_primitives() {
+    let client = leasehold::blocking::connect("memory:threads").expect("a client");
+    let lock = client.rwlock("catalogue");
+    let reader = lock.write().expect("granted").downgrade().expect("it reads");
+    let other = lock.try_read().expect("an answer").expect("readers share");
+    let reader = reader.try_upgrade().expect("an answer").expect_err("two read");
+    other.release().expect("released");
+    let writer = reader.try_upgrade().expect("an answer").expect("it is alone");
+    assert!(lock.read_within(Duration::from_millis(1)).expect("an answer").is_none());
+    writer.release().expect("released");
+
+    let permits = client.semaphore("uploads", 2);
+    let two = permits.acquire_many(2).expect("granted");
+    assert!(permits.try_acquire().expect("an answer").is_none());
+    two.set_note("all of them").expect("noted");
+    two.release().expect("released");
+
+    let election = client.election("office");
+    let mut leaders = election.observe().expect("a stream");
+    assert_eq!(leaders.next().expect("endless").expect("read"), None);
+    let leadership = election.campaign("a").expect("elected");
+    leadership.proclaim("b").expect("told");
+    let leader = leaders.find_map(|leader| leader.expect("read")).expect("endless");
+    assert_eq!(leader.term, leadership.term());
+    leadership.resign().expect("resigned");
+
+    let limiter = client.rate_limiter("mails", 1, MINUTE);
+    limiter.acquire().expect("a unit");
+    assert!(matches!(limiter.try_acquire().expect("an answer"), Unit::DueIn(_)));
+
+    let once = client.once("job", MINUTE);
+    let ran = once.run(|_| Err::<(), _>("broken")).expect("an answer");
+    assert!(matches!(ran, Outcome::Ran(Err("broken"))));
+    let last = once.last().expect("an answer").expect("remembered");
+    assert!(matches!(last.state, RunState::Failed { .. }));
+    client.close().expect("closed");
+}
+
+#[tokio::test]
+async fn a_limit_or_mode_that_cannot_be_is_an_error_before_anything_is_sent() {
+    let chaos = Chaos::default();
+    let client = Client::builder().engine(chaos.trouble(Memory::new())).expect("a client");
+    for mode in [Mode::Permits { take: 0, of: 1 }, Mode::Permits { take: 2, of: 1 }] {
+        assert!(matches!(client.claim("n").mode(mode).acquire().await, Err(Error::Invalid(_))));
+    }
+    assert!(matches!(client.semaphore("n", 0).acquire().await, Err(Error::Invalid(_))));
+    assert!(matches!(client.rate_limiter("n", 0, MINUTE).acquire().await, Err(Error::Invalid(_))));
+    assert!(matches!(client.rwlock("").read().await, Err(Error::Invalid(_))));
+    assert!(matches!(client.election("").leader().await, Err(Error::Invalid(_))));
+    assert!(matches!(client.election("").observe().await, Err(Error::Invalid(_))));
+    assert!(matches!(client.once("", MINUTE).last().await, Err(Error::Invalid(_))));
+    assert!(matches!(client.resize("n", 0).await, Err(Error::Invalid(_))));
+    assert_eq!(chaos.calls(Verb::Claim), 0);
+}
