@@ -41,6 +41,10 @@ impl Engine for Forward {
         self.0.release_now(key)
     }
 
+    async fn losses(&self) -> Vec<ClaimKey> {
+        self.0.losses().await
+    }
+
     async fn inspect(&self, query: &Query) -> Result<Page> {
         self.0.inspect(query).await
     }

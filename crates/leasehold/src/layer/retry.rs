@@ -109,6 +109,10 @@ impl Engine for Retry {
         self.engine.release_now(key)
     }
 
+    async fn losses(&self) -> Vec<ClaimKey> {
+        self.engine.losses().await
+    }
+
     async fn inspect(&self, query: &Query) -> Result<Page> {
         self.again(|| self.engine.inspect(query)).await
     }

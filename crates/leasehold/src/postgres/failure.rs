@@ -43,7 +43,7 @@ pub(super) fn ends_connection(error: &tokio_postgres::Error) -> bool {
         || code(error).is_some_and(|code| code.starts_with("57P") || code == "25006")
 }
 
-fn code(error: &tokio_postgres::Error) -> Option<&str> {
+pub(super) fn code(error: &tokio_postgres::Error) -> Option<&str> {
     error.code().map(|state| state.code())
 }
 
@@ -66,6 +66,10 @@ fn verdict(code: &str) -> (bool, &'static str) {
         "3D000" => (false, "create the database, or name another one in the url"),
         "42P01" | "42883" | "3F000" => (false, "run `leasehold init`"),
         "42501" => (false, "grant what `leasehold init --print` needs, or use another role"),
+        "53200" => (
+            false,
+            "raise max_locks_per_transaction or the memory of the server, or hold fewer locks",
+        ),
         "53100" => (false, "free some space on the server's disk"),
         "53300" => (true, "raise max_connections on the server, or use fewer clients"),
         "55P03" => (true, "another transaction keeps the line locked; see pg_stat_activity"),
@@ -99,7 +103,7 @@ mod tests {
         for code in ["53300", "55P03", "57P01", "57P03", "40001", "40P01", "08006", "25006"] {
             assert!(verdict(code).0, "{code}");
         }
-        for code in ["28P01", "3D000", "42501", "42P01", "53100", "22023"] {
+        for code in ["28P01", "3D000", "42501", "42P01", "53100", "53200", "22023"] {
             assert!(!verdict(code).0, "{code}");
         }
     }

@@ -223,6 +223,10 @@ impl Engine for Hooked {
         None
     }
 
+    async fn losses(&self) -> Vec<ClaimKey> {
+        self.engine.losses().await
+    }
+
     async fn inspect(&self, query: &Query) -> Result<Page> {
         self.engine.inspect(query).await
     }

@@ -10,7 +10,7 @@ mod examine;
 mod feed;
 mod room;
 mod rows;
-mod schema;
+pub(super) mod schema;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -237,6 +237,11 @@ impl Engine for LeaseTable {
     fn release_now(&self, _key: &ClaimKey) -> Option<Released> {
         // It takes an exchange; the keeper has the time.
         None
+    }
+
+    async fn losses(&self) -> Vec<ClaimKey> {
+        // What the store drops before its time is found by the next renewal.
+        std::future::pending().await
     }
 
     async fn inspect(&self, query: &Query) -> Result<Page> {
