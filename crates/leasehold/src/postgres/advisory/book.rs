@@ -93,7 +93,7 @@ pub(super) enum Place {
     /// Waiting for it failed.
     Failed(Error),
     /// Its session ended.
-    Gone { pid: i32 },
+    Gone,
 }
 
 /// What to do to get a session.
@@ -143,7 +143,7 @@ impl Entry {
             | Place::Waiting { session, .. }
             | Place::Held { session, .. }
             | Place::Leaving { session } => Some(session),
-            Place::Failed(_) | Place::Gone { .. } => None,
+            Place::Failed(_) | Place::Gone => None,
         }
     }
 
@@ -273,8 +273,9 @@ impl Book {
 
     /// A session is over: everything on it is gone. Returns who waits to hear of it.
     pub(super) fn lose_session(&mut self, session: u64) -> Vec<Token> {
-        let Some(seat) = self.seats.remove(&session) else { return Vec::new() };
-        let pid = seat.session.pid;
+        if self.seats.remove(&session).is_none() {
+            return Vec::new();
+        }
         let mut rung = Vec::new();
         for entry in self.claims.values_mut().filter(|entry| entry.session() == Some(session)) {
             match &entry.place {
@@ -285,7 +286,7 @@ impl Book {
                 }
                 _ => {}
             }
-            entry.place = Place::Gone { pid };
+            entry.place = Place::Gone;
         }
         rung
     }
@@ -310,7 +311,9 @@ impl Book {
     }
 }
 
-/// A ttl in the server's milliseconds, never shorter than it is.
+/// After how long a silence the server ends a session: a tenth and a moment after the ttl. Whoever
+/// is alive gives back what expires by himself, in time, and keeps his session.
 pub(super) fn timeout_ms(ttl: Duration) -> u64 {
-    u64::try_from(ttl.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
+    let timeout = ttl + ttl / 10 + Duration::from_millis(100);
+    u64::try_from(timeout.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
 }

@@ -10,5 +10,5 @@ SELECT current_setting('server_version'),
     current_setting('max_locks_per_transaction')::bigint
         * (current_setting('max_connections')::bigint
             + current_setting('max_prepared_transactions')::bigint),
-    (SELECT guard_ms FROM leasehold.advisory),
+    (SELECT ttl_ms FROM leasehold.advisory),
     floor(extract(epoch FROM clock_timestamp() - pg_postmaster_start_time()) * 1000)::bigint

@@ -99,7 +99,7 @@ impl Inner {
                 let seat = book.seats.get(&id);
                 seat.map(|seat| Step::Cancel { session: Arc::clone(&seat.session), ended })
             }
-            Place::Failed(_) | Place::Gone { .. } => None,
+            Place::Failed(_) | Place::Gone => None,
         };
         found.unwrap_or_else(|| {
             book.remove(&key.token);

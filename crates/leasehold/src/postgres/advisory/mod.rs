@@ -95,8 +95,8 @@ struct Inner {
     next_session: AtomicU64,
     /// Until when no lock counts, in nanoseconds of the clock.
     guarded_until: AtomicU64,
-    /// What the store has written down for the guard, in milliseconds.
-    guard_known_ms: AtomicU64,
+    /// The longest ttl that the store has written down for a guard, in milliseconds.
+    ttl_known_ms: AtomicU64,
     lost: Notify,
     lapse: Lapse,
     scribe: describe::Scribe,
@@ -138,7 +138,7 @@ impl Advisory {
             opening: tokio::sync::Mutex::new(None),
             next_session: AtomicU64::new(1),
             guarded_until: AtomicU64::new(0),
-            guard_known_ms: AtomicU64::new(0),
+            ttl_known_ms: AtomicU64::new(0),
             lost: Notify::new(),
             lapse: Lapse::default(),
             scribe: describe::Scribe::default(),

@@ -113,7 +113,7 @@ impl Inner {
                     Standing::Held { fence, remaining: renewal.ttl }
                 }
                 Place::Waiting { .. } => Standing::Queued { ahead: 1, retry_in: RETRY_IN },
-                Place::Gone { .. } => {
+                Place::Gone => {
                     book.remove(&renewal.key.token);
                     out
                 }

@@ -44,7 +44,7 @@ impl Statements {
                 "SELECT pg_backend_pid(), \
                  floor(extract(epoch FROM a.backend_start) * 1000000)::bigint, \
                  (extract(epoch FROM current_setting('idle_session_timeout')::interval) * 1000)\
-                 ::bigint, b.version, b.store_id, b.guard_ms, b.age_ms \
+                 ::bigint, b.version, b.store_id, b.ttl_ms, b.guard_ms, b.age_ms \
                  FROM leasehold.advisory_begin() b, pg_stat_activity a \
                  WHERE a.pid = pg_backend_pid()",
             ),
@@ -63,8 +63,7 @@ impl Statements {
                  OR c.backend = floor(extract(epoch FROM a.backend_start) * 1000000)::bigint))",
             ),
             guard: named(
-                "UPDATE leasehold.advisory SET guard_ms = greatest(guard_ms, $1) \
-                 WHERE guard_ms < $1",
+                "UPDATE leasehold.advisory SET ttl_ms = greatest(ttl_ms, $1) WHERE ttl_ms < $1",
             ),
             tally: named(
                 "UPDATE leasehold.advisory SET acquired = acquired + $1, released = released + $2, \

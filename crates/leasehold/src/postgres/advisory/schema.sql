@@ -18,12 +18,12 @@ BEGIN
 END
 $$;
 
--- One row: the store itself, its longest ttl as far as the guard needs it, and its counts.
+-- One row: the store itself, its longest ttl as far as a guard needs it, and its counts.
 CREATE TABLE IF NOT EXISTS leasehold.advisory (
     one       boolean PRIMARY KEY DEFAULT true CHECK (one),
     version   integer NOT NULL,
     store_id  bytea   NOT NULL,
-    guard_ms  bigint  NOT NULL DEFAULT 0,
+    ttl_ms    bigint  NOT NULL DEFAULT 0,
     acquired  bigint  NOT NULL DEFAULT 0,
     released  bigint  NOT NULL DEFAULT 0,
     contended bigint  NOT NULL DEFAULT 0,
@@ -38,9 +38,10 @@ CREATE SEQUENCE IF NOT EXISTS leasehold.advisory_fences AS bigint CACHE 1;
 -- or a promoted standby empties the table; and it names the server's start, so a clean restart
 -- shows as well.
 CREATE UNLOGGED TABLE IF NOT EXISTS leasehold.advisory_life (
-    one     boolean     PRIMARY KEY DEFAULT true CHECK (one),
-    started timestamptz NOT NULL,
-    since   timestamptz NOT NULL -- from when on locks count
+    one      boolean     PRIMARY KEY DEFAULT true CHECK (one),
+    started  timestamptz NOT NULL,
+    since    timestamptz NOT NULL, -- what was granted before is forgotten
+    guard_ms bigint      NOT NULL  -- the longest ttl there was then
 );
 
 -- What sessions say about locks that they have or wait for. `pg_locks` decides what is true.
@@ -63,7 +64,8 @@ CREATE INDEX IF NOT EXISTS advisory_claims_pid ON leasehold.advisory_claims (pid
 
 -- The first statement of every session. Answers for how long locks do not count yet.
 CREATE OR REPLACE FUNCTION leasehold.advisory_begin(
-    OUT version integer, OUT store_id bytea, OUT guard_ms bigint, OUT age_ms bigint
+    OUT version integer, OUT store_id bytea, OUT ttl_ms bigint, OUT guard_ms bigint,
+    OUT age_ms bigint
 ) LANGUAGE plpgsql AS $$
 DECLARE
     v_started timestamptz := pg_postmaster_start_time();
@@ -84,16 +86,19 @@ BEGIN
             PERFORM setval('leasehold.advisory_fences', ((v_last >> 32) + 1) << 32);
         END IF;
         -- Without the row nobody knows when the server forgot.
-        INSERT INTO leasehold.advisory_life AS l (started, since)
-        VALUES (v_started,
-            CASE WHEN v_life.started IS NULL THEN clock_timestamp() ELSE v_started END)
-        ON CONFLICT (one) DO UPDATE SET started = excluded.started, since = excluded.since
+        INSERT INTO leasehold.advisory_life AS l (started, since, guard_ms)
+        SELECT v_started,
+            CASE WHEN v_life.started IS NULL THEN clock_timestamp() ELSE v_started END, a.ttl_ms
+        FROM leasehold.advisory a
+        ON CONFLICT (one) DO UPDATE SET started = excluded.started, since = excluded.since,
+            guard_ms = excluded.guard_ms
         RETURNING l.* INTO v_life;
         -- What dead sessions said.
         DELETE FROM leasehold.advisory_claims;
     END IF;
-    SELECT a.version, a.store_id, a.guard_ms INTO version, store_id, guard_ms
+    SELECT a.version, a.store_id, a.ttl_ms INTO version, store_id, ttl_ms
     FROM leasehold.advisory a;
+    guard_ms := v_life.guard_ms;
     age_ms := floor(extract(epoch FROM clock_timestamp() - v_life.since) * 1000);
 END
 $$;

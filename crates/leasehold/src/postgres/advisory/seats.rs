@@ -59,8 +59,12 @@ impl Inner {
     /// Learns what a new session's server says about itself.
     fn begun(&self, begun: Begun) -> Result<()> {
         self.know(begun.store_id)?;
-        self.guard_known_ms.fetch_max(begun.guard.as_millis() as u64, Ordering::AcqRel);
-        let guard = self.guard.unwrap_or(begun.guard.min(GUARD_MAX));
+        self.ttl_known_ms.fetch_max(begun.ttl.as_millis() as u64, Ordering::AcqRel);
+        // Where nothing was granted before, nobody can still believe to hold it.
+        let guard = match begun.guard.is_zero() {
+            true => Duration::ZERO,
+            false => self.guard.unwrap_or(begun.guard.min(GUARD_MAX)),
+        };
         let until = self.now() + guard.saturating_sub(begun.age);
         self.guarded_until.fetch_max(until.as_nanos(), Ordering::AcqRel);
         Ok(())
@@ -69,12 +73,12 @@ impl Inner {
     /// Writes down a ttl that the guard has to know before a lock is granted for it.
     pub(super) async fn note_ttl(&self, ttl: Duration) -> Result<()> {
         let ms = ttl.min(GUARD_MAX).as_millis() as u64;
-        if self.guard_known_ms.load(Ordering::Acquire) >= ms {
+        if self.ttl_known_ms.load(Ordering::Acquire) >= ms {
             return Ok(());
         }
         let argument = i64::try_from(ms).unwrap_or(i64::MAX);
         self.ask(&self.statements.guard, &[(&argument, Type::INT8)]).await?;
-        self.guard_known_ms.fetch_max(ms, Ordering::AcqRel);
+        self.ttl_known_ms.fetch_max(ms, Ordering::AcqRel);
         Ok(())
     }
 

@@ -69,7 +69,9 @@ pub(super) struct Session {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Begun {
     pub(super) store_id: u128,
-    /// For how long locks do not count yet, by the store's own longest ttl.
+    /// The longest ttl that was written down for a guard.
+    pub(super) ttl: Duration,
+    /// The longest one there was when the server last forgot its locks.
     pub(super) guard: Duration,
     /// How long the server remembers.
     pub(super) age: Duration,
@@ -152,8 +154,9 @@ impl Session {
         schema::check(settings, row.get(3))?;
         let begun = Begun {
             store_id: schema::store_id(settings, row.get(4))?,
-            guard: millis(row.get(5)),
-            age: millis(row.get(6)),
+            ttl: millis(row.get(5)),
+            guard: millis(row.get(6)),
+            age: millis(row.get(7)),
         };
         (self.pid, self.backend) = (row.get(0), row.get(1));
         Ok(begun)

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::claim::{Claim, ClaimKey, Mode, Standing};
+use crate::claim::{Claim, ClaimKey, Holder, Mode, Standing};
 use crate::engine::Wake;
 use crate::error::{Config, Cycle, Error, Result};
 
@@ -54,11 +54,8 @@ impl Inner {
                 false => Standing::Out { ahead: 0, retry_in, by: None },
             });
         }
-        let (by, contended) = {
-            let book = self.book();
-            let by = book.obstacle(on, shared).map(|entry| entry.holder.clone());
-            (by, book.is_contended(on, self.now()))
-        };
+        let by = self.obstacle(lock).await?;
+        let contended = self.book().is_contended(on, self.now());
         if by.is_none() && !(claim.join && contended) {
             if let Some(held) = self.try_take(lock).await? {
                 return Ok(held);
@@ -70,6 +67,28 @@ impl Inner {
             true => self.wait_for(lock).await,
             false => Ok(Standing::Out { ahead: 1, retry_in: RETRY_IN, by }),
         }
+    }
+
+    /// Who of this client's own is in the way. Whoever is refused for it can rely on it: its
+    /// session was just heard from.
+    async fn obstacle(self: &Arc<Self>, lock: Lock<'_>) -> Result<Option<Holder>> {
+        for _ in 0..TIMES {
+            let (by, session) = {
+                let book = self.book();
+                let Some(entry) = book.obstacle(lock.on, lock.shared) else { return Ok(None) };
+                let seat = entry.session().and_then(|session| book.seats.get(&session));
+                (entry.holder.clone(), seat.map(|seat| Arc::clone(&seat.session)))
+            };
+            let Some(session) = session.filter(|_| !lock.claim.join) else { return Ok(Some(by)) };
+            match session.beat(None).await? {
+                Ok(()) => return Ok(Some(by)),
+                Err(error) => {
+                    tracing::debug!(%error, "a lock session ended");
+                    self.condemn(&session);
+                }
+            }
+        }
+        Ok(None)
     }
 
     /// How a claim stands that was made before.
@@ -87,7 +106,7 @@ impl Inner {
                 Place::Waiting { .. } => {
                     return Ok(Some(Standing::Queued { ahead: 1, retry_in: RETRY_IN }));
                 }
-                Place::Failed(_) | Place::Gone { .. } => {
+                Place::Failed(_) | Place::Gone => {
                     let entry = book.remove(&key.token);
                     self.belfry.forget(&key.token);
                     return match entry.map(|entry| entry.place) {
