@@ -71,10 +71,12 @@ pub(crate) async fn open(url: &str) -> Result<Arc<dyn Engine>> {
             Ok(Arc::new(crate::postgres::Advisory::open(url).await?))
         }
         #[cfg(not(feature = "postgres"))]
-        "postgres" | "postgresql" | "postgres+advisory" | "postgresql+advisory" => Err(Error::Config(Config::NotBuilt {
-            scheme: scheme.to_owned(),
-            advice: "build `leasehold` with the feature `postgres`",
-        })),
+        "postgres" | "postgresql" | "postgres+advisory" | "postgresql+advisory" => {
+            Err(Error::Config(Config::NotBuilt {
+                scheme: scheme.to_owned(),
+                advice: "build `leasehold` with the feature `postgres`",
+            }))
+        }
         _ => Err(Error::Config(Config::UnknownScheme {
             scheme: scheme.chars().take(40).collect(),
             known: known(),

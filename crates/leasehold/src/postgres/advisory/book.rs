@@ -206,12 +206,7 @@ impl Book {
     }
 
     /// A session of its own to wait on; the claim is on it from here on.
-    pub(super) fn seat_to_wait(
-        &mut self,
-        entry: Entry,
-        timeout_ms: u64,
-        most: usize,
-    ) -> Pick {
+    pub(super) fn seat_to_wait(&mut self, entry: Entry, timeout_ms: u64, most: usize) -> Pick {
         let idle = || self.seats.values().filter(|seat| seat.is_idle() && seat.is_usable());
         let same = idle().find(|seat| seat.timeout_ms == timeout_ms);
         let Some(session) = same.or_else(|| idle().next()).map(|seat| seat.session.id) else {

@@ -19,11 +19,7 @@ use super::keys::AdvisoryKey;
 ///
 /// A dropped future does not end the statement: the transaction may get the lock later, and has
 /// it until it ends.
-pub async fn lock_in(
-    transaction: &Transaction<'_>,
-    key: AdvisoryKey,
-    shared: bool,
-) -> Result<()> {
+pub async fn lock_in(transaction: &Transaction<'_>, key: AdvisoryKey, shared: bool) -> Result<()> {
     let locked = transaction.batch_execute(&key.lock_statement(shared)).await;
     locked.map_err(|error| explained(key, &error))
 }

@@ -26,10 +26,18 @@ const CANCEL_TIMES: usize = 50;
 
 /// What there is to do about a claim.
 enum Step {
-    Drop { session: Shared, on: AdvisoryKey, shared: bool, row: Option<i64> },
+    Drop {
+        session: Shared,
+        on: AdvisoryKey,
+        shared: bool,
+        row: Option<i64>,
+    },
     /// What was sent before is still under way.
     Settle(Shared),
-    Cancel { session: Shared, ended: Arc<Notify> },
+    Cancel {
+        session: Shared,
+        ended: Arc<Notify>,
+    },
     /// It is not there.
     Look,
 }

@@ -156,13 +156,8 @@ impl Advisory {
 }
 
 /// Arrival order is the server's, among those who are connected, so it is not promised.
-const CAN: Capabilities = Capabilities {
-    fifo: false,
-    permits: false,
-    detach: false,
-    watch: false,
-    ..Capabilities::ALL
-};
+const CAN: Capabilities =
+    Capabilities { fifo: false, permits: false, detach: false, watch: false, ..Capabilities::ALL };
 
 impl Inner {
     /// Finds the store, and sees to it that a session can be had: what is wrong with the server,

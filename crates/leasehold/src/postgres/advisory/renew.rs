@@ -12,10 +12,13 @@ use crate::error::{Error, Result};
 
 use super::book::{Place, Written};
 use super::session::Shared;
-use super::{Inner, RETRY_IN};
+use super::{Inner, RETRY_IN, view};
 
 /// How long writing down a changed ttl may hold up a renewal.
 const WRITE_MAX: Duration = Duration::from_millis(500);
+
+/// How long a loss may be held up by looking who has it now.
+const LOOK_MAX: Duration = Duration::from_millis(250);
 
 /// How a session answered.
 enum Pulse {
@@ -43,12 +46,22 @@ impl Inner {
         }
         let (mut answers, prolonged) = self.kept(renewals, sent);
         self.prolong(prolonged).await;
-        for (renewal, answer) in renewals.iter().zip(&mut answers) {
-            if let Standing::Out { by, .. } = answer {
-                *by = self.holder_of(&renewal.key.name).await;
-            }
+        if answers.iter().any(|answer| matches!(answer, Standing::Out { .. })) {
+            self.name_holders(renewals, &mut answers).await;
         }
         Ok(answers)
+    }
+
+    /// Says who has what was lost. That nobody can say it is no reason to say nothing.
+    async fn name_holders(&self, renewals: &[Renewal], answers: &mut [Standing]) {
+        let Ok(Ok(locks)) = tokio::time::timeout(LOOK_MAX, self.locks()).await else {
+            return tracing::debug!("who has what was lost is not known");
+        };
+        for (renewal, answer) in renewals.iter().zip(answers) {
+            if let Standing::Out { by, .. } = answer {
+                *by = view::holder(self.keys, &renewal.key.name, &locks);
+            }
+        }
     }
 
     /// The sessions of claims that are held, with the timeout to set where it is another now.

@@ -78,11 +78,12 @@ BEGIN
         SELECT * INTO v_life FROM leasehold.advisory_life;
     END IF;
     IF v_life.started IS DISTINCT FROM v_started THEN
-        -- Sessions do not wait for the disk, so a crash may have taken the last fences back. The
-        -- next ones are beyond all that can have been given out.
         PERFORM set_config('synchronous_commit', 'on', true);
-        SELECT s.last_value INTO v_last FROM leasehold.advisory_fences s WHERE s.is_called;
-        IF v_last IS NOT NULL THEN
+        -- Sessions do not wait for the disk, so a crash may have taken the last fences back. The
+        -- next ones are beyond all that can have been given out. A ttl is written down, and
+        -- waited for, before the first grant: where none is, there was no grant.
+        SELECT s.last_value INTO v_last FROM leasehold.advisory_fences s;
+        IF EXISTS (SELECT FROM leasehold.advisory a WHERE a.ttl_ms > 0) THEN
             PERFORM setval('leasehold.advisory_fences', ((v_last >> 32) + 1) << 32);
         END IF;
         -- Without the row nobody knows when the server forgot.

@@ -121,7 +121,8 @@ impl Inner {
     /// A session's connection ended: what was on it is lost, and whoever waited asks again.
     pub(super) fn session_over(&self, id: u64) {
         let mut book = self.book();
-        let pid = book.seats.get(&id).map(|seat| seat.session.pid);
+        let held = book.seats.get(&id).filter(|seat| !seat.is_idle());
+        let pid = held.map(|seat| seat.session.pid);
         let rung = book.lose_session(id);
         drop(book);
         if let Some(pid) = pid {
@@ -185,11 +186,9 @@ impl Inner {
 /// The same error for somebody else who waited for the same attempt.
 fn copy(error: &Error) -> Option<Error> {
     match error {
-        Error::Store { store, cause, transient } => Some(Error::Store {
-            store: store.clone(),
-            cause: cause.clone(),
-            transient: *transient,
-        }),
+        Error::Store { store, cause, transient } => {
+            Some(Error::Store { store: store.clone(), cause: cause.clone(), transient: *transient })
+        }
         Error::Unreachable { store, cause } => {
             Some(Error::Unreachable { store: store.clone(), cause: cause.clone() })
         }

@@ -137,8 +137,7 @@ impl Session {
             let asked = session.client.query_typed(&statements.begin, &[]);
             let prepared = [Verb::Take, Verb::Wait, Verb::Drop, Verb::Beat]
                 .map(|verb| session.statement(verb, key, false));
-            let (rows, prepared) =
-                tokio::join!(asked, futures_util::future::join_all(prepared));
+            let (rows, prepared) = tokio::join!(asked, futures_util::future::join_all(prepared));
             let rows = rows?;
             for statement in prepared {
                 statement?;

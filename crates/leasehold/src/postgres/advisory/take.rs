@@ -42,18 +42,11 @@ impl Inner {
         if let Some(standing) = self.known(lock).await? {
             return Ok(standing);
         }
-        self.note_ttl(claim.ttl).await?;
         if self.found.get().is_none() {
-            // What the server says about itself is said to its first session.
-            self.open_session(timeout_ms(claim.ttl)).await?;
+            // It could not be had when the store was opened.
+            self.find().await?;
         }
-        if let Some(left) = self.guarded() {
-            let retry_in = left + Duration::from_millis(1);
-            return Ok(match claim.join {
-                true => Standing::Queued { ahead: 0, retry_in },
-                false => Standing::Out { ahead: 0, retry_in, by: None },
-            });
-        }
+        self.note_ttl(claim.ttl).await?;
         let by = self.obstacle(lock).await?;
         let contended = self.book().is_contended(on, self.now());
         if by.is_none() && !(claim.join && contended) {
@@ -67,6 +60,23 @@ impl Inner {
             true => self.wait_for(lock).await,
             false => Ok(Standing::Out { ahead: 1, retry_in: RETRY_IN, by }),
         }
+    }
+
+    /// Takes a claim off its session again while no lock counts. Asked once there is a session:
+    /// what a server says about its life is said to each.
+    fn guard(&self, claim: &Claim, session: &Shared) -> Option<Standing> {
+        let retry_in = self.guarded()? + Duration::from_millis(1);
+        let mut book = self.book();
+        book.remove(&claim.key.token);
+        if let Some(seat) = book.seats.get_mut(&session.id) {
+            // What it was to be set to was not sent.
+            seat.timeout_ms = 0;
+        }
+        drop(book);
+        Some(match claim.join {
+            true => Standing::Queued { ahead: 0, retry_in },
+            false => Standing::Out { ahead: 0, retry_in, by: None },
+        })
     }
 
     /// Who of this client's own is in the way. Whoever is refused for it can rely on it: its
@@ -142,6 +152,9 @@ impl Inner {
                 book.seat_for(Entry::new(claim, on, shared, now), timeout_ms, most)
             };
             let (session, set) = self.seated(timeout_ms, choose, false).await?;
+            if let Some(guarded) = self.guard(claim, &session) {
+                return Ok(Some(guarded));
+            }
             let sent = self.now();
             match session.take(on, shared, set).await {
                 Ok(Ok(Some(fence))) => {
@@ -207,13 +220,7 @@ impl Inner {
     }
 
     /// Enters a grant; `false` if the claim went in the meantime, or its session.
-    fn hold(
-        &self,
-        key: &ClaimKey,
-        session: u64,
-        fence: u64,
-        sent: crate::clock::Moment,
-    ) -> bool {
+    fn hold(&self, key: &ClaimKey, session: u64, fence: u64, sent: crate::clock::Moment) -> bool {
         let now = self.now();
         let mut book = self.book();
         let Some(entry) = book.entry(key).filter(|entry| entry.session() == Some(session)) else {
@@ -237,6 +244,9 @@ impl Inner {
             book.seat_to_wait(Entry::new(claim, on, shared, now), timeout_ms, most)
         };
         let (session, set) = self.seated(timeout_ms, choose, true).await?;
+        if let Some(guarded) = self.guard(claim, &session) {
+            return Ok(guarded);
+        }
         self.belfry.expect(token);
         self.scribe.notice();
         let waits = Arc::clone(self).wait_on(claim.key.clone(), session, (on, shared), set);
@@ -319,9 +329,7 @@ impl Inner {
 
     fn refusal(&self, key: &ClaimKey, error: &tokio_postgres::Error) -> Error {
         match failure::code(error) {
-            Some("40P01") => {
-                Error::Deadlock { name: key.name.clone(), cycle: Cycle(Vec::new()) }
-            }
+            Some("40P01") => Error::Deadlock { name: key.name.clone(), cycle: Cycle(Vec::new()) },
             _ => self.said(error),
         }
     }

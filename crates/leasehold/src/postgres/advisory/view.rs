@@ -159,9 +159,7 @@ impl Inner {
                 return None;
             }
         };
-        let page = page(self.keys, &Query::name(name.clone()), &locks);
-        let line = page.lines.into_iter().next()?;
-        line.held.into_iter().next().map(|held| held.holder)
+        holder(self.keys, name, &locks)
     }
 
     /// Ends the sessions that hold a name.
@@ -217,12 +215,7 @@ impl Lock {
 }
 
 /// What this client has on one of its sessions under a key.
-fn own_claims(
-    book: &Book,
-    session: u64,
-    key: AdvisoryKey,
-    now: crate::clock::Moment,
-) -> Vec<Told> {
+fn own_claims(book: &Book, session: u64, key: AdvisoryKey, now: crate::clock::Moment) -> Vec<Told> {
     let on = |entry: &&Entry| entry.session() == Some(session) && entry.on == key;
     let told = |entry: &Entry| {
         let (fence, left) = match entry.place {
@@ -276,6 +269,13 @@ fn lock(row: &Row) -> Result<Lock> {
         told,
         age: micros(14),
     })
+}
+
+/// The first who holds a name.
+pub(super) fn holder(keys: Keys, name: &Name, locks: &[Lock]) -> Option<Holder> {
+    let page = page(keys, &Query::name(name.clone()), locks);
+    let line = page.lines.into_iter().next()?;
+    line.held.into_iter().next().map(|held| held.holder)
 }
 
 /// The lines that were asked for.
