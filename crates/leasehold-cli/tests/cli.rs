@@ -9,6 +9,8 @@ mod handles;
 mod input;
 #[path = "cli/lost.rs"]
 mod lost;
+#[path = "cli/postgres.rs"]
+mod postgres;
 #[path = "cli/redis.rs"]
 mod redis;
 #[path = "cli/run.rs"]

@@ -30,20 +30,94 @@ fn holds_until_it_is_killed_if_it_was_started_for_that() {
     });
 }
 
+/// A process that asks for the lock, and then holds it.
+fn holder(url: &str) -> Worker {
+    let mut command = Command::new(std::env::current_exe().expect("this program is a file"));
+    command.args(["--exact", "--nocapture"]).env(HOLDER, url);
+    command.arg("advisory_server::holds_until_it_is_killed_if_it_was_started_for_that");
+    Worker::spawn(command).expect("started")
+}
+
 #[tokio::test]
 async fn f01_a_killed_holder_is_followed_at_once() {
     let url = advisory_on(server());
     let client = connect(&url).await.expect("connected");
-    let mut command = Command::new(std::env::current_exe().expect("this program is a file"));
-    command.args(["--exact", "--nocapture"]).env(HOLDER, &url);
-    command.arg("advisory_server::holds_until_it_is_killed_if_it_was_started_for_that");
-    let mut holder = Worker::spawn(command).expect("started");
+    let mut holder = holder(&url);
     let fence = holder.wait_for_line("held ", EVENT_MAX).await.expect("it holds");
     let next = waiter(client.claim("n").ttl(LONG));
     until_waiting(&client, "n", 1).await;
     holder.kill().expect("killed");
     // Its ttl is far beyond what is waited for here.
     assert!(granted(next).await.fence() > fence.parse::<u64>().expect("a fence"));
+}
+
+#[tokio::test]
+async fn f112_a_dead_waiter_is_passed_over() {
+    let url = advisory_on(server());
+    let client = connect(&url).await.expect("connected");
+    let lease = client.mutex("n").ttl(LONG).lock().await.expect("a lease");
+    let mut first = holder(&url);
+    until_waiting(&client, "n", 1).await;
+    let second = waiter(client.claim("n").ttl(LONG));
+    until_waiting(&client, "n", 2).await;
+    first.kill().expect("killed");
+    until_waiting(&client, "n", 1).await;
+    lease.release().await.expect("an answer");
+    let lease = granted(second).await;
+    // F115: one that dies with the grant on its way.
+    let mut first = holder(&url);
+    until_waiting(&client, "n", 1).await;
+    let second = waiter(client.claim("n").ttl(LONG));
+    until_waiting(&client, "n", 2).await;
+    first.stop_process().expect("stopped");
+    lease.release().await.expect("an answer");
+    first.kill().expect("killed");
+    assert!(granted(second).await.is_held());
+}
+
+#[test]
+fn f05_a_blocked_runtime_does_not_lose_the_lease() {
+    let url = advisory_on(server());
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.expect("a runtime").block_on(async {
+        let client = connect(&url).await.expect("connected");
+        let other = connect(&url).await.expect("connected");
+        let ttl = Duration::from_secs(1);
+        let lease = client.mutex("n").ttl(ttl).lock().await.expect("a lease");
+        let begun = lease.safe_until();
+        // Nothing runs on this runtime meanwhile.
+        while lease.safe_until().since(begun) < ttl * 2 {
+            assert!(lease.is_held());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        assert!(other.mutex("n").try_lock().await.expect("an answer").is_none());
+        assert_eq!(lease.release().await.expect("an answer"), Released::Released);
+    });
+}
+
+#[test]
+fn f11_a_lease_survives_the_runtime_that_took_it() {
+    let url = advisory_on(server());
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let first = runtime().expect("a runtime");
+    let ttl = Duration::from_secs(1);
+    let lease = first.block_on(async {
+        let client = connect(&url).await.expect("connected");
+        client.mutex("n").ttl(ttl).lock().await.expect("a lease")
+    });
+    drop(first);
+    let begun = lease.safe_until();
+    while lease.safe_until().since(begun) < ttl * 2 {
+        assert!(lease.is_held());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    runtime().expect("a runtime").block_on(async {
+        let other = connect(&url).await.expect("connected");
+        assert!(other.mutex("n").try_lock().await.expect("an answer").is_none());
+        // Dropped where its runtime is gone.
+        drop(lease);
+        drop(soon("a grant", other.mutex("n").lock()).await.expect("a lease"));
+    });
 }
 
 /// What a restart does to a lease, and what comes after it.

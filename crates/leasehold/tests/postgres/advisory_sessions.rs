@@ -191,3 +191,34 @@ async fn what_a_client_leaves_is_gone_when_it_is_closed_or_dropped() {
                 WHERE l.locktype = 'advisory' AND d.datname = current_database()";
     assert!(truth(&watcher, none).await);
 }
+
+/// How many statements with this text the server has carried out.
+fn carried_out(server: &leasehold_testkit::Server, text: &str) -> usize {
+    let log = std::fs::read(server.folder().join("log")).expect("a log");
+    let log = String::from_utf8_lossy(&log);
+    log.lines().filter(|line| line.contains("execute") && line.contains(text)).count()
+}
+
+#[tokio::test]
+async fn a_cycle_is_two_exchanges_alone_and_among_waiters() {
+    let postgres = leasehold_testkit::Postgres::new().setting("log_statement", "all");
+    let server = postgres.start().await.expect("a server");
+    let client = connect(advisory_on(&server)).await.expect("connected");
+    for _ in 0..50 {
+        let lease = client.mutex("n").lock().await.expect("a lease");
+        lease.release().await.expect("an answer");
+    }
+    let statements = ["pg_try_advisory_lock", "pg_advisory_lock(", "pg_advisory_unlock"];
+    let counts = || statements.map(|text| carried_out(&server, text));
+    assert_eq!(counts(), [50, 0, 50]);
+    // Nobody tries where somebody is known to be: each waits at once, and is granted so.
+    let mut held = client.mutex("n").lock().await.expect("a lease");
+    for _ in 0..20 {
+        let next = waiter(client.claim("n"));
+        until_waiting(&client, "n", 1).await;
+        held.release().await.expect("an answer");
+        held = granted(next).await;
+    }
+    held.release().await.expect("an answer");
+    assert_eq!(counts(), [51, 20, 71]);
+}

@@ -27,4 +27,4 @@ WHERE l.locktype = 'advisory'
     -- Whoever installs or begins.
     AND NOT (l.objsubid = 1 AND l.classid::bigint << 32 | l.objid::bigint
         = hashtextextended('leasehold.store', 7738))
-ORDER BY l.granted DESC, c.fence, l.waitstart, l.pid
+ORDER BY l.granted DESC, l.pid, l.classid, l.objid, l.objsubid, c.fence

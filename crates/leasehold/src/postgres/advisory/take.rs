@@ -11,7 +11,7 @@ use crate::engine::Wake;
 use crate::error::{Config, Cycle, Error, Result};
 
 use super::super::failure;
-use super::book::{Entry, Place, timeout_ms};
+use super::book::{Entry, Place, Written, timeout_ms};
 use super::keys::AdvisoryKey;
 use super::session::{ENGINE, Shared};
 use super::{Inner, RETRY_IN};
@@ -158,10 +158,17 @@ impl Inner {
             let sent = self.now();
             match session.take(on, shared, set).await {
                 Ok(Ok(Some(fence))) => {
-                    if !self.hold(&claim.key, session.id, fence, sent) {
-                        continue;
+                    if self.hold(&claim.key, session.id, fence, sent) {
+                        return Ok(Some(Standing::Held { fence, remaining: claim.ttl }));
                     }
-                    return Ok(Some(Standing::Held { fence, remaining: claim.ttl }));
+                    let mut book = self.book();
+                    let entry = book.entry(&claim.key);
+                    if entry.is_none_or(|entry| !matches!(entry.place, Place::Gone)) {
+                        // It was given back before its answer came.
+                        let retry_in = RETRY_IN;
+                        return Ok(Some(Standing::Out { ahead: 0, retry_in, by: None }));
+                    }
+                    book.remove(&claim.key.token);
                 }
                 Ok(Ok(None)) => {
                     self.book().remove(&claim.key.token);
@@ -219,16 +226,24 @@ impl Inner {
         }
     }
 
-    /// Enters a grant; `false` if the claim went in the meantime, or its session.
+    /// Enters a grant; `false` if the claim was given up in the meantime, or its session ended.
     fn hold(&self, key: &ClaimKey, session: u64, fence: u64, sent: crate::clock::Moment) -> bool {
         let now = self.now();
         let mut book = self.book();
         let Some(entry) = book.entry(key).filter(|entry| entry.session() == Some(session)) else {
             return false;
         };
+        let waited = match entry.place {
+            Place::Taking { .. } => false,
+            Place::Waiting { leaving: false, .. } => true,
+            _ => return false,
+        };
         entry.since = now;
         let (kept_until, expires) = (sent + entry.ttl, now + entry.ttl);
         entry.place = Place::Held { session, fence, kept_until, expires };
+        if let Some(seat) = book.seats.get_mut(&session).filter(|_| waited) {
+            seat.blocked = false;
+        }
         drop(book);
         self.lapse.expect(expires);
         self.scribe.notice();
@@ -273,48 +288,46 @@ impl Inner {
     ) {
         let answer = session.wait(on, shared, set).await;
         let granted = self.now();
-        let leaving = {
-            let mut book = self.book();
-            let entry = book.entry(&key);
-            match entry.map(|entry| &entry.place) {
-                Some(Place::Waiting { leaving, session: on, .. }) if *on == session.id => *leaving,
-                // Its session is over, and it was told.
-                _ => return,
-            }
-        };
         match answer {
-            Ok(Ok(Some(fence))) if !leaving => {
-                let stays = {
-                    let mut book = self.book();
-                    let seat = book.seats.get_mut(&session.id);
-                    seat.map(|seat| seat.blocked = false).is_some()
-                };
-                if stays && self.hold(&key, session.id, fence, granted) {
-                    self.belfry.ring(&key.token, fence);
-                }
+            Ok(Ok(Some(fence))) if self.hold(&key, session.id, fence, granted) => {
+                self.belfry.ring(&key.token, fence);
             }
             Ok(Err(error)) if failure::ends_connection(&error) => self.condemn(&session),
             Err(error) => {
-                self.end_wait(&key, Some(error));
+                self.end_wait(&key, &session, Some(error));
                 self.condemn(&session);
             }
             answer => {
                 // Cancelled, given up, or failed with or without the lock: give it back.
-                if !matches!(session.drop_lock(on, shared, None).await, Ok(Ok(_))) {
+                let Some((row, leaving)) = self.ending(&key, &session) else { return };
+                let forget = row.map(|row| (self.statements.forget.as_str(), row));
+                if !matches!(session.drop_lock(on, shared, forget).await, Ok(Ok(_))) {
                     self.condemn(&session);
                 }
                 let error = match answer {
                     Ok(Err(error)) if !leaving => Some(self.refusal(&key, &error)),
                     _ => None,
                 };
-                self.end_wait(&key, error);
+                self.end_wait(&key, &session, error);
             }
         }
     }
 
-    /// A wait ended without a lock.
-    fn end_wait(&self, key: &ClaimKey, error: Option<Error>) {
+    /// The row about a wait that ends, and whether it was given up; `None` if its session is
+    /// over, and it was told.
+    fn ending(&self, key: &ClaimKey, session: &Shared) -> Option<(Option<i64>, bool)> {
         let mut book = self.book();
+        let entry = book.entry(key).filter(|entry| entry.session() == Some(session.id))?;
+        let Place::Waiting { leaving, .. } = &entry.place else { return None };
+        Some(((entry.written != Written::Nothing).then_some(entry.row), *leaving))
+    }
+
+    /// A wait ended without a lock.
+    fn end_wait(&self, key: &ClaimKey, session: &Shared, error: Option<Error>) {
+        let mut book = self.book();
+        if book.entry(key).is_none_or(|entry| entry.session() != Some(session.id)) {
+            return;
+        }
         let Some(mut entry) = book.remove(&key.token) else { return };
         if let Place::Waiting { ended, .. } = &entry.place {
             ended.notify_waiters();

@@ -64,6 +64,21 @@ impl Lock {
         self.ours && (fence.is_none() || (self.granted && fence == Some(0)))
     }
 
+    /// Whether another row is about the same exclusive lock, which one claim has or waits for.
+    fn is_same(&self, other: &Lock) -> bool {
+        let same = (self.pid, self.key, self.granted) == (other.pid, other.key, other.granted);
+        same && !self.shared && !other.shared
+    }
+
+    /// One that waits has no fence yet; of those that hold, the last was granted last.
+    fn is_better_told_than(&self, other: &Lock) -> bool {
+        let fence = |lock: &Lock| lock.told.as_ref().map_or(0, |told| told.fence);
+        match self.granted {
+            true => fence(self) > fence(other),
+            false => fence(self) < fence(other),
+        }
+    }
+
     fn name(&self, keys: Keys, query: &Query) -> Option<Name> {
         if let Some(told) = &self.told {
             return Some(told.name.clone());
@@ -125,7 +140,7 @@ impl Inner {
         let mut locks: Vec<Lock> = Vec::with_capacity(rows.len());
         let book = self.book();
         for row in &rows {
-            let mut lock = lock(row)?;
+            let lock = lock(row)?;
             let own = book.seats.values().find(|seat| seat.session.pid == lock.pid);
             if let Some(seat) = own {
                 // What this client knows itself is newer than what it wrote.
@@ -141,12 +156,16 @@ impl Inner {
                 complete = false;
                 continue;
             }
-            complete &= !lock.is_untold();
-            if lock.told.is_none() && lock.ours {
-                lock.ours = false;
+            if let Some(last) = locks.last_mut().filter(|last| last.is_same(&lock)) {
+                // A claim before it left its row behind, for the moment.
+                if lock.is_better_told_than(last) {
+                    *last = lock;
+                }
+                continue;
             }
             locks.push(lock);
         }
+        complete &= !locks.iter().any(Lock::is_untold);
         Ok((locks, complete))
     }
 
