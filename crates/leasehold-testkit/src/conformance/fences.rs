@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::Mutex;
 
+use leasehold::Client;
 use leasehold::claim::{Mode, Standing};
 use leasehold::engine::Engine;
 
@@ -113,29 +114,23 @@ async fn refused_claims_do_not_lower_fences(lab: Arc<dyn Harness>) -> Outcome {
 }
 
 async fn repeated_claim_keeps_its_fence(lab: Arc<dyn Harness>) -> Outcome {
-    let (engine, name) = (lab.engine().await?, "fences:repeated");
-    repeated(&lab, name, &engine, &engine).await
+    let (client, engine) = (lab.client().await?, lab.engine().await?);
+    repeated(&client, "fences:repeated", [&engine, &engine]).await
 }
 
 async fn claim_repeated_elsewhere_keeps_its_fence(lab: Arc<dyn Harness>) -> Outcome {
-    let (engine, other) = (lab.engine().await?, lab.engine().await?);
-    repeated(&lab, "fences:elsewhere", &engine, &other).await
+    let (client, engine, other) = (lab.client().await?, lab.engine().await?, lab.engine().await?);
+    repeated(&client, "fences:elsewhere", [&engine, &other]).await
 }
 
-async fn repeated(
-    lab: &Arc<dyn Harness>,
-    name: &str,
-    engine: &Arc<dyn Engine>,
-    other: &Arc<dyn Engine>,
-) -> Outcome {
-    let client = lab.client().await?;
+async fn repeated(client: &Client, name: &str, [one, two]: [&Arc<dyn Engine>; 2]) -> Outcome {
     let asked = claim(name, Mode::Exclusive, LONG)?;
-    let Standing::Held { fence, .. } = engine.claim(&asked).await? else { panic!("free") };
-    let again = other.claim(&asked).await?;
+    let Standing::Held { fence, .. } = one.claim(&asked).await? else { panic!("free") };
+    let again = two.claim(&asked).await?;
     assert!(matches!(again, Standing::Held { fence: same, .. } if same == fence), "{again:?}");
-    let line = super::support::line(&client, name).await?;
+    let line = super::support::line(client, name).await?;
     assert_eq!((line.held.len(), line.waiting.len()), (1, 0));
-    engine.release(&[asked.key]).await?;
+    one.release(&[asked.key]).await?;
     assert!(client.show(name).await?.is_none());
     Ok(())
 }

@@ -128,3 +128,33 @@ async fn locks_of_others_are_listed_by_their_key() {
     let label = second.show("advisory:5").await.expect("an answer").expect("a line");
     assert!(label.held[0].holder.label().starts_with("postgres pid "), "{label:?}");
 }
+
+#[tokio::test]
+async fn locks_of_sqlx_and_ours_exclude_each_other() {
+    use sqlx::postgres::PgAdvisoryLock;
+    use sqlx::{Connection, Either, PgConnection};
+
+    let url = advisory_on(server());
+    let client = connect(format!("{url}?keys=sqlx")).await.expect("connected");
+    let theirs = url.replace("postgres+advisory", "postgres");
+    let connection = PgConnection::connect(&theirs).await.expect("connected");
+    let lock = PgAdvisoryLock::new("report");
+    let guard = lock.acquire(connection).await.expect("locked");
+    assert!(client.mutex("report").try_lock().await.expect("an answer").is_none());
+    let next = waiter(client.claim("report").ttl(LONG));
+    until_waiting(&client, "report", 1).await;
+    let connection = guard.release_now().await.expect("unlocked");
+    let lease = granted(next).await;
+    let connection = match lock.try_acquire(connection).await.expect("an answer") {
+        Either::Left(_) => panic!("two hold at once"),
+        Either::Right(connection) => connection,
+    };
+    let waits = tokio::spawn(async move {
+        let guard = lock.acquire(connection).await.expect("locked");
+        guard.release_now().await.expect("unlocked");
+    });
+    until_waiting(&client, "report", 1).await;
+    lease.release().await.expect("an answer");
+    waits.await.expect("it gets the lock");
+    assert!(client.mutex("report").try_lock().await.expect("an answer").is_some());
+}

@@ -288,3 +288,35 @@ async fn f80_names_with_one_key_wait_for_each_other_and_the_examination_says_so(
     lease.release().await.expect("an answer");
     assert!(granted(next).await.is_held());
 }
+
+/// Set in the process that has a small disk of its own.
+const SMALL_DISK: &str = "LEASEHOLD_TEST_ADVISORY_DISK";
+
+#[test]
+fn f79_a_full_disk_loses_no_lease() {
+    if std::env::var_os(SMALL_DISK).is_some() {
+        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+        return runtime.expect("a runtime").block_on(on_a_full_disk());
+    }
+    crate::server::on_a_small_disk("advisory_server::f79_a_full_disk_loses_no_lease", SMALL_DISK);
+}
+
+async fn on_a_full_disk() {
+    use std::io::Write;
+    let postgres = Postgres::new().setting("wal_keep_size", "0").setting("max_wal_size", "32MB");
+    let server = postgres.start().await.expect("a server");
+    let client = connect(advisory_on(&server)).await.expect("connected");
+    let ttl = Duration::from_secs(1);
+    let lease = client.mutex("n").ttl(ttl).lock().await.expect("a lease");
+    let filler = server.folder().join("filler");
+    let mut file = std::fs::File::create(&filler).expect("made");
+    let full = std::iter::repeat_with(|| file.write_all(&[0; 4096])).find_map(Result::err);
+    assert_eq!(full.expect("full").kind(), std::io::ErrorKind::StorageFull);
+    let begun = lease.safe_until();
+    until("several ttls", async || {
+        assert!(lease.is_held(), "a heartbeat writes nothing");
+        lease.safe_until().since(begun) > ttl * 3
+    })
+    .await;
+    assert_eq!(lease.release().await.expect("an answer"), Released::Released);
+}

@@ -71,14 +71,17 @@ impl Inner {
                 }
             }
             Step::Settle(session) => {
-                if !matches!(session.beat(None).await, Ok(Ok(()))) {
-                    self.condemn(&session);
-                }
+                let settled = session.beat(None).await;
+                self.heard(&session, settled)?;
                 self.book().remove(&key.token);
                 Ok(Released::Released)
             }
             Step::Cancel { session, ended } => {
                 self.cancel(&session, &ended).await;
+                let mut book = self.book();
+                if book.entry(key).is_some_and(|entry| matches!(entry.place, Place::Gone)) {
+                    book.remove(&key.token);
+                }
                 Ok(Released::Released)
             }
             Step::Look => Ok(self.taken(key).await),

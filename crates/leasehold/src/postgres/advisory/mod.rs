@@ -303,7 +303,8 @@ impl Engine for Advisory {
             book.seats.values().map(|seat| Arc::clone(&seat.session)).collect()
         };
         for session in sessions {
-            self.inner.condemn(&session);
+            session.end();
+            self.inner.session_over(session.id);
         }
         self.inner.close_control().await;
         Ok(())

@@ -201,7 +201,7 @@ impl Session {
         shared: bool,
         forget: Option<(&str, i64)>,
     ) -> Answer<bool> {
-        let asked = async {
+        let asked = self.again(async || {
             let forgotten = async {
                 if let Some((statement, row)) = forget {
                     let rows = vec![row];
@@ -215,14 +215,27 @@ impl Session {
             let ((), answer) =
                 tokio::join!(biased; forgotten, self.say(Verb::Drop, key, shared, None));
             answer
-        };
+        });
         self.answered(self.in_time(asked).await?, |row| row.get(1))
     }
 
     /// Shows the server that the client is alive.
     pub(super) async fn beat(&self, timeout_ms: Option<u64>) -> Answer<()> {
-        let asked = self.say(Verb::Beat, AdvisoryKey::Number(0), false, timeout_ms);
+        let key = AdvisoryKey::Number(0);
+        let asked = self.again(async || self.say(Verb::Beat, key, false, timeout_ms).await);
         self.answered(self.in_time(asked).await?, |_| ())
+    }
+
+    /// Says it once more if it was cancelled: a cancellation that was meant for a wait may come
+    /// when that is over.
+    async fn again(
+        &self,
+        say: impl AsyncFn() -> std::result::Result<Row, tokio_postgres::Error>,
+    ) -> std::result::Result<Row, tokio_postgres::Error> {
+        match say().await {
+            Err(error) if failure::code(&error) == Some("57014") => say().await,
+            answer => answer,
+        }
     }
 
     async fn say(

@@ -13,7 +13,7 @@ use crate::error::{Config, Cycle, Error, Result};
 use super::super::failure;
 use super::book::{Entry, Place, Written, timeout_ms};
 use super::keys::AdvisoryKey;
-use super::session::{ENGINE, Shared};
+use super::session::{Answer, ENGINE, Shared};
 use super::{Inner, RETRY_IN};
 
 /// How long a claim that waits is given to be granted before it is answered that it waits.
@@ -104,7 +104,7 @@ impl Inner {
     /// How a claim stands that was made before.
     async fn known(self: &Arc<Self>, lock: Lock<'_>) -> Result<Option<Standing>> {
         let key = &lock.claim.key;
-        let (session, on, shared) = {
+        let (session, sent, on, shared) = {
             let mut book = self.book();
             let Some(entry) = book.entry(key) else { return Ok(None) };
             match &entry.place {
@@ -126,16 +126,20 @@ impl Inner {
                 }
                 Place::Taking { session } | Place::Leaving { session } => {
                     let (session, on, shared) = (*session, entry.on, entry.shared);
+                    let sent = matches!(entry.place, Place::Leaving { .. });
                     entry.place = Place::Leaving { session };
                     let seat = book.seats.get(&session);
-                    (seat.map(|seat| Arc::clone(&seat.session)), on, shared)
+                    (seat.map(|seat| Arc::clone(&seat.session)), sent, on, shared)
                 }
             }
         };
         // Its answer was not read. Whatever it was, it is undone, and the claim made anew.
         if let Some(session) = session {
-            let dropped = session.drop_lock(on, shared, None).await;
-            self.heard(&session, dropped).await?;
+            let settled = match sent {
+                true => session.beat(None).await,
+                false => session.drop_lock(on, shared, None).await.map(|said| said.map(|_| ())),
+            };
+            self.heard(&session, settled)?;
         }
         self.book().remove(&key.token);
         Ok(None)
@@ -206,18 +210,14 @@ impl Inner {
         }
     }
 
-    /// Reads the answer to giving back. An error that ended the session gave everything back.
-    async fn heard(
-        self: &Arc<Self>,
-        session: &Shared,
-        dropped: super::session::Answer<bool>,
-    ) -> Result<bool> {
-        match dropped {
-            Ok(Ok(dropped)) => Ok(dropped),
+    /// Reads the answer to giving back. A session that cannot do it ends, which does it.
+    pub(super) fn heard(self: &Arc<Self>, session: &Shared, settled: Answer<()>) -> Result<()> {
+        match settled {
+            Ok(Ok(())) => Ok(()),
             Ok(Err(error)) => {
                 tracing::debug!(%error, "giving back failed; its session ends");
                 self.condemn(session);
-                Ok(false)
+                Ok(())
             }
             Err(error) => {
                 self.suspect(session);
