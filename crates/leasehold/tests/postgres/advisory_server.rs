@@ -208,6 +208,26 @@ async fn f71_a_session_that_is_ended_is_a_lease_lost_at_once() {
 }
 
 #[tokio::test]
+async fn f72_fences_of_a_promoted_standby_are_above_all_before_although_it_lagged() {
+    let server = Postgres::new().start().await.expect("a server");
+    let url = server.url().replace("postgres://", "postgres+advisory://");
+    let client = connect(&url).await.expect("connected");
+    let ttl = Duration::from_secs(1);
+    let last = client.mutex("n").ttl(ttl).lock().await.expect("a lease").fence();
+    server.shut_down().expect("it ends");
+    std::fs::write(server.folder().join("pg/standby.signal"), "").expect("written");
+    server.launch().expect("it starts");
+    server.wait_ready().await.expect("it answers");
+    let error = client.mutex("n").try_lock().await.expect_err("it takes no writes");
+    assert!(error.is_transient() && error.to_string().contains("standby"), "{error}");
+    server.sql("SELECT pg_promote()").expect("promoted");
+    // What the lost server gave out last never came here.
+    server.sql("SELECT setval('leasehold.advisory_fences', 1, false)").expect("set");
+    let lease = soon("a grant", client.mutex("n").ttl(ttl).lock()).await.expect("a lease");
+    assert!(lease.fence() > last + 1_000_000, "{} after {last}", lease.fence());
+}
+
+#[tokio::test]
 async fn f73_a_pooling_proxy_is_refused_with_the_reason_and_the_alternative() {
     let pooler = Pgbouncer::before(server()).start().await.expect("a pooler");
     let url = pooler.url().replace("postgres://", "postgres+advisory://");

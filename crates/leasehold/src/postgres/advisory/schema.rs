@@ -148,8 +148,15 @@ pub(super) async fn install(
 
 /// An error for the caller; where a right is missing, with the statements that give it.
 pub(super) fn explained(settings: &Settings, error: &tokio_postgres::Error) -> Error {
+    // A table that is not logged is not there while the server follows another.
+    let follows = failure::code(error) == Some("0A000") && error.to_string().contains("recovery");
     match failure::is_forbidden(error) {
         true => forbidden(settings, &grants(settings)),
+        false if follows => Error::Store {
+            store: settings.store.clone(),
+            cause: "this server is a standby; name the primary, or all servers, in the url".into(),
+            transient: true,
+        },
         false => failure::error(&settings.store, error),
     }
 }

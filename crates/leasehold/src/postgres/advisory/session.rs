@@ -201,41 +201,39 @@ impl Session {
         shared: bool,
         forget: Option<(&str, i64)>,
     ) -> Answer<bool> {
-        let asked = self.again(async || {
-            let forgotten = async {
-                if let Some((statement, row)) = forget {
-                    let rows = vec![row];
-                    let row: [(&(dyn ToSql + Sync), Type); 1] = [(&rows, Type::INT8_ARRAY)];
-                    if let Err(error) = self.client.execute_typed(statement, &row).await {
-                        tracing::debug!(%error, "a row about a lock is left; sessions sweep");
-                    }
-                }
-            };
+        let asked = async {
             // Polled in this order, so sent in this order, and in one exchange.
-            let ((), answer) =
-                tokio::join!(biased; forgotten, self.say(Verb::Drop, key, shared, None));
-            answer
-        });
+            let first = self.say(Verb::Drop, key, shared, None);
+            let ((), answer) = tokio::join!(biased; self.forget(forget), first);
+            match answer {
+                Err(error) if is_cancelled(&error) => self.say(Verb::Drop, key, shared, None).await,
+                answer => answer,
+            }
+        };
         self.answered(self.in_time(asked).await?, |row| row.get(1))
+    }
+
+    async fn forget(&self, forget: Option<(&str, i64)>) {
+        let Some((statement, row)) = forget else { return };
+        let rows = vec![row];
+        let row: [(&(dyn ToSql + Sync), Type); 1] = [(&rows, Type::INT8_ARRAY)];
+        if let Err(error) = self.client.execute_typed(statement, &row).await {
+            tracing::debug!(%error, "a row about a lock is left; it is swept later");
+        }
     }
 
     /// Shows the server that the client is alive.
     pub(super) async fn beat(&self, timeout_ms: Option<u64>) -> Answer<()> {
         let key = AdvisoryKey::Number(0);
-        let asked = self.again(async || self.say(Verb::Beat, key, false, timeout_ms).await);
+        let asked = async {
+            match self.say(Verb::Beat, key, false, timeout_ms).await {
+                Err(error) if is_cancelled(&error) => {
+                    self.say(Verb::Beat, key, false, timeout_ms).await
+                }
+                answer => answer,
+            }
+        };
         self.answered(self.in_time(asked).await?, |_| ())
-    }
-
-    /// Says it once more if it was cancelled: a cancellation that was meant for a wait may come
-    /// when that is over.
-    async fn again(
-        &self,
-        say: impl AsyncFn() -> std::result::Result<Row, tokio_postgres::Error>,
-    ) -> std::result::Result<Row, tokio_postgres::Error> {
-        match say().await {
-            Err(error) if failure::code(&error) == Some("57014") => say().await,
-            answer => answer,
-        }
     }
 
     async fn say(
@@ -329,6 +327,12 @@ impl Session {
         }
         Ok(Ok(read(&row)))
     }
+}
+
+/// Whether a cancellation hit a statement. One that was meant for a wait may come when that is
+/// over; then the statement is said once more.
+fn is_cancelled(error: &tokio_postgres::Error) -> bool {
+    failure::code(error) == Some("57014")
 }
 
 fn fence(row: &Row) -> Option<u64> {
