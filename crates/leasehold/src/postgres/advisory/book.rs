@@ -163,11 +163,16 @@ impl Book {
         self.claims.get_mut(&key.token).filter(|entry| entry.key.name == key.name)
     }
 
+    /// The claims of this client on a key.
+    pub(super) fn on(&self, key: AdvisoryKey) -> impl Iterator<Item = &Entry> {
+        let tokens = self.keys.get(&key).into_iter().flatten();
+        tokens.filter_map(|token| self.claims.get(token))
+    }
+
     /// A claim of this client that stands in the way of another.
     pub(super) fn obstacle(&self, on: AdvisoryKey, shared: bool) -> Option<&Entry> {
-        let tokens = self.keys.get(&on)?;
-        let entries = tokens.iter().filter_map(|token| self.claims.get(token));
-        let mut there = entries
+        let mut there = self
+            .on(on)
             .filter(|entry| !matches!(entry.place, Place::Waiting { .. }))
             .filter(|entry| entry.session().is_some());
         there.find(|entry| !(shared && entry.shared))

@@ -170,6 +170,7 @@ impl Inner {
                 return Ok(());
             }
             schema::install(&link, &self.settings, &self.statements).await?;
+            schema::find(&link, &self.settings, &self.statements).await?;
         }
         self.open_session(book::timeout_ms(crate::claim::Ttl::DEFAULT.get())).await
     }

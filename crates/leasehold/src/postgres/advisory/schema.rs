@@ -39,7 +39,10 @@ impl Statements {
     pub(super) fn of(schema: &str) -> Self {
         let named = |statement: &str| rename(statement, schema);
         Self {
-            identity: named("SELECT version, store_id FROM leasehold.advisory"),
+            identity: named(
+                "SELECT version, store_id, current_setting('server_encoding') \
+                 FROM leasehold.advisory",
+            ),
             begin: named(
                 "SELECT pg_backend_pid(), \
                  floor(extract(epoch FROM a.backend_start) * 1000000)::bigint, \
@@ -108,6 +111,7 @@ pub(super) async fn find(
     };
     let row = one(&settings.store, rows)?;
     check(settings, row.get(0))?;
+    check_encoding(settings, row.get(2))?;
     store_id(settings, row.get(1)).map(Some)
 }
 
@@ -128,6 +132,16 @@ pub(super) fn check(settings: &Settings, version: i32) -> Result<()> {
          {VERSION}; use the leasehold version that made it, or another schema: `?schema=NAME`",
         settings.schema
     );
+    Err(Error::Store { store: settings.store.clone(), cause, transient: false })
+}
+
+/// Refuses a database that cannot keep every name.
+fn check_encoding(settings: &Settings, encoding: &str) -> Result<()> {
+    if ["UTF8", "SQL_ASCII"].contains(&encoding) {
+        return Ok(());
+    }
+    let cause =
+        format!("its encoding is {encoding}, which cannot keep every name; use a database in UTF8");
     Err(Error::Store { store: settings.store.clone(), cause, transient: false })
 }
 

@@ -144,7 +144,7 @@ impl Inner {
             let own = book.seats.values().find(|seat| seat.session.pid == lock.pid);
             if let Some(seat) = own {
                 // What this client knows itself is newer than what it wrote.
-                let before = locks.iter().any(|l| l.pid == lock.pid && l.key == lock.key);
+                let before = locks.last().is_some_and(|l| l.pid == lock.pid && l.key == lock.key);
                 let known = own_claims(&book, seat.session.id, lock.key, self.now());
                 complete &= !known.is_empty();
                 if !before {
@@ -235,7 +235,7 @@ impl Lock {
 
 /// What this client has on one of its sessions under a key.
 fn own_claims(book: &Book, session: u64, key: AdvisoryKey, now: crate::clock::Moment) -> Vec<Told> {
-    let on = |entry: &&Entry| entry.session() == Some(session) && entry.on == key;
+    let on = |entry: &&Entry| entry.session() == Some(session);
     let told = |entry: &Entry| {
         let (fence, left) = match entry.place {
             Place::Held { fence, expires, .. } => (fence, expires.since(now).min(entry.ttl)),
@@ -251,7 +251,7 @@ fn own_claims(book: &Book, session: u64, key: AdvisoryKey, now: crate::clock::Mo
             left,
         })
     };
-    book.claims.values().filter(on).filter_map(told).collect()
+    book.on(key).filter(on).filter_map(told).collect()
 }
 
 fn lock(row: &Row) -> Result<Lock> {
