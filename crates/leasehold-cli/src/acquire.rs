@@ -61,7 +61,13 @@ pub(crate) async fn acquire(
             "a lock in `{}` ends with the process that took it, so its handle would be worthless",
             info.engine
         ))
-        .hint("use `leasehold run`, or another store such as `sqlite:PATH`"));
+        .hint(match info.engine {
+            "postgres+advisory" => {
+                "use `leasehold run`, or the lease table: `postgres://` instead of \
+                 `postgres+advisory://`"
+            }
+            _ => "use `leasehold run`, or another store such as `sqlite:PATH`",
+        }));
     }
     let outcome = match take::take(&store, &plan, signals.as_mut()).await {
         Ok(Taken::All(leases)) => hand_over(&store, &plan, leases).await,

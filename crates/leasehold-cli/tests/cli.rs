@@ -15,6 +15,8 @@ mod input;
 mod lost;
 #[path = "cli/once.rs"]
 mod once;
+#[path = "cli/postgres.rs"]
+mod postgres;
 #[path = "cli/rate.rs"]
 mod rate;
 #[path = "cli/redis.rs"]

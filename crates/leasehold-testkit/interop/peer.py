@@ -23,12 +23,15 @@ The kinds, and where each keeps the lock of NAME:
     psycopg            the functions of leasehold's own store in PostgreSQL, as an application calls
                        them from a transaction of its own
     asyncpg            the same, in autocommit
+    psycopg-advisory   a session's advisory lock on the key that django-pglock makes of NAME; it lasts
+                       as long as the connection, without ttl
     kazoo              below the ZooKeeper node /NAME; it lasts as long as the session, without ttl
 
 No lock is renewed: it ends with its ttl, as it does for who holds one for too long.
 """
 
 import asyncio
+import hashlib
 import math
 import os
 import sys
@@ -204,6 +207,38 @@ class Asyncpg(Psycopg):
         return self.loop.run_until_complete(self.connection.fetchval(statement, *values))
 
 
+class PsycopgAdvisory:
+    """`pg_advisory_lock` on the key that django-pglock makes of a name."""
+
+    def __init__(self, url):
+        import psycopg
+
+        self.timeout = psycopg.errors.LockNotAvailable
+        self.connection = psycopg.connect(url, autocommit=True)
+
+    def call(self, function, name):
+        digest = hashlib.sha256(name.encode()).digest()
+        key = int.from_bytes(digest[:8], "little", signed=True)
+        return self.connection.execute(f"SELECT {function}(%s::bigint)", [key]).fetchone()[0]
+
+    def try_lock(self, name, ttl_ms):
+        return self.call("pg_try_advisory_lock", name)
+
+    def lock(self, name, ttl_ms, wait_ms):
+        self.connection.execute(f"SET lock_timeout = {max(1, wait_ms)}")
+        try:
+            self.call("pg_advisory_lock", name)
+        except self.timeout:
+            return False
+        return True
+
+    def release(self, name):
+        return self.call("pg_advisory_unlock", name)
+
+    def extend(self, name, ttl_ms):
+        raise NotImplementedError("advisory locks last as long as the session")
+
+
 class Kazoo:
     """`kazoo.recipe.lock.Lock`."""
 
@@ -246,6 +281,7 @@ KINDS = {
     "python-redis-lock": PythonRedisLock,
     "psycopg": Psycopg,
     "asyncpg": Asyncpg,
+    "psycopg-advisory": PsycopgAdvisory,
     "kazoo": Kazoo,
 }
 

@@ -41,6 +41,8 @@ pub enum PeerKind {
     Psycopg,
     /// The same with asyncpg.
     Asyncpg,
+    /// Advisory locks with psycopg, on the keys of django-pglock. They have no ttl.
+    PsycopgAdvisory,
     /// `Lock` of kazoo on ZooKeeper. It has no ttl, and cannot be extended.
     Kazoo,
 }
@@ -66,7 +68,8 @@ impl PeerKind {
             | PeerKind::RedisPyAsyncio
             | PeerKind::Redlock
             | PeerKind::Psycopg
-            | PeerKind::Asyncpg => name.to_owned(),
+            | PeerKind::Asyncpg
+            | PeerKind::PsycopgAdvisory => name.to_owned(),
             PeerKind::PythonRedisLock => format!("lock:{name}"),
             PeerKind::RedisSemaphore => format!("mutex:{name}"),
             PeerKind::Kazoo => format!("/{name}"),
@@ -83,6 +86,7 @@ impl PeerKind {
             PeerKind::RedisSemaphore => "redis-semaphore",
             PeerKind::Psycopg => "psycopg",
             PeerKind::Asyncpg => "asyncpg",
+            PeerKind::PsycopgAdvisory => "psycopg-advisory",
             PeerKind::Kazoo => "kazoo",
         }
     }

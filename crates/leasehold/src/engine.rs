@@ -63,6 +63,11 @@ pub trait Engine: fmt::Debug + Send + Sync + 'static {
     /// that. Claims that name the old limit are a mismatch from then on.
     async fn resize(&self, order: &Resize) -> Result<Resized>;
 
+    /// Ends when claims of this client were lost before their time in a way that the engine
+    /// noticed by itself, and names them; `renew` then answers `Out` for each. Where nothing of
+    /// the kind is ever noticed it never ends. Dropping the future loses none of them.
+    async fn losses(&self) -> Vec<ClaimKey>;
+
     /// Reads lines in name order, a page at a time.
     async fn inspect(&self, query: &Query) -> Result<Page>;
 

@@ -429,6 +429,9 @@ pub struct Cycle(pub Vec<(Name, Holder)>);
 
 impl fmt::Display for Cycle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0.is_empty() {
+            return f.write_str("the store found it, and names nobody");
+        }
         for (index, (name, holder)) in self.0.iter().enumerate() {
             let comma = if index == 0 { "" } else { ", " };
             write!(f, "{comma}`{name}` is held by `{}`", holder.label())?;

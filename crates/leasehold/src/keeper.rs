@@ -397,9 +397,21 @@ impl Keeper {
                 Some(done) = tallies.next() => self.finish_exchange(done),
                 Some(done) = notices.next() => self.finish_exchange(done),
                 () = self.wake.notified() => {}
+                lost = self.direct.losses() => self.look_at(&lost),
                 () = self.clock.alarm(next), if next != Moment::NEVER => {}
             }
         }
+    }
+
+    /// Makes renewals of claims due that the engine found lost; their answers say what became of
+    /// them.
+    fn look_at(&self, keys: &[ClaimKey]) {
+        let now = self.clock.now();
+        self.registry.for_each(|tenure| {
+            if keys.contains(&tenure.key) {
+                tenure.hurry(now);
+            }
+        });
     }
 
     /// Looks at every tenure: declares the lost, sends renewals for the due.

@@ -25,6 +25,16 @@
 #![warn(missing_docs, missing_debug_implementations, unreachable_pub)]
 
 mod acquire;
+#[cfg(feature = "postgres")]
+pub mod advisory {
+    //! PostgreSQL's advisory locks for transactions of your own, and the keys of names.
+    //!
+    //! Leases on advisory locks are had as on any other store, with a client of a
+    //! `postgres+advisory:` URL. What is here is for locks that end with a transaction: the
+    //! number that a name stands for, and the statement that locks it.
+
+    pub use crate::postgres::advisory::{AdvisoryKey, Keys, lock_in, try_lock_in};
+}
 #[cfg(any(feature = "etcd", feature = "postgres", feature = "redis"))]
 #[allow(dead_code, reason = "what is used of it depends on the engines of the build")]
 mod address;

@@ -23,6 +23,7 @@ pub(crate) fn known() -> Vec<&'static str> {
     }
     if cfg!(feature = "postgres") {
         known.push("postgres://HOST/DATABASE");
+        known.push("postgres+advisory://HOST/DATABASE");
     }
     known
 }
@@ -65,11 +66,17 @@ pub(crate) async fn open(url: &str) -> Result<Arc<dyn Engine>> {
         })),
         #[cfg(feature = "postgres")]
         "postgres" | "postgresql" => Ok(Arc::new(crate::postgres::LeaseTable::open(url).await?)),
+        #[cfg(feature = "postgres")]
+        "postgres+advisory" | "postgresql+advisory" => {
+            Ok(Arc::new(crate::postgres::Advisory::open(url).await?))
+        }
         #[cfg(not(feature = "postgres"))]
-        "postgres" | "postgresql" => Err(Error::Config(Config::NotBuilt {
-            scheme: scheme.to_owned(),
-            advice: "build `leasehold` with the feature `postgres`",
-        })),
+        "postgres" | "postgresql" | "postgres+advisory" | "postgresql+advisory" => {
+            Err(Error::Config(Config::NotBuilt {
+                scheme: scheme.to_owned(),
+                advice: "build `leasehold` with the feature `postgres`",
+            }))
+        }
         _ => Err(Error::Config(Config::UnknownScheme {
             scheme: scheme.chars().take(40).collect(),
             known: known(),

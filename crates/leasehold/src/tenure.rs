@@ -322,6 +322,11 @@ impl Tenure {
         }
     }
 
+    /// Makes the next renewal or heartbeat due at once.
+    pub(crate) fn hurry(&self, now: Moment) {
+        self.life().due = now;
+    }
+
     /// A renewal is on its way; no second one goes out before its answer.
     pub(crate) fn sent(&self) {
         self.life().in_flight = true;

@@ -40,6 +40,8 @@ const ENGINES: &[(&str, Make)] = &[
     ("etcd", || Ok(Arc::new(etcd::cluster()?))),
     #[cfg(feature = "postgres")]
     ("postgres", || Ok(Arc::new(postgres::table()?))),
+    #[cfg(feature = "postgres")]
+    ("advisory", || Ok(Arc::new(postgres::advisory()?))),
     #[cfg(feature = "redis")]
     ("redis", || Ok(Arc::new(redis::one()?))),
     #[cfg(feature = "redis")]
@@ -113,13 +115,14 @@ fn once<T: Send + Sync + 'static>(
 
 #[cfg(feature = "postgres")]
 mod postgres {
-    //! A server that lives as long as this program, and a schema of its own for each store.
+    //! A server that lives as long as this program, and a schema of its own for each store; for
+    //! advisory locks, whose keys are the database's, a database of its own.
 
     use super::*;
     use std::sync::OnceLock;
     use std::sync::atomic::{AtomicU32, Ordering};
 
-    use leasehold::postgres::LeaseTable;
+    use leasehold::postgres::{Advisory, LeaseTable};
     use leasehold_testkit::servers;
 
     #[derive(Debug)]
@@ -127,14 +130,52 @@ mod postgres {
         url: String,
     }
 
-    pub(super) fn table() -> std::result::Result<TableStore, Failure> {
+    fn server() -> std::result::Result<&'static servers::Server, Failure> {
         static SERVER: OnceLock<servers::Server> = OnceLock::new();
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let server = once(&SERVER, || {
+        once(&SERVER, || {
             servers::Postgres::new().setting("max_connections", "500").start_blocking()
-        })?;
+        })
+    }
+
+    pub(super) fn table() -> std::result::Result<TableStore, Failure> {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        Ok(TableStore { url: format!("{}?schema=store_{number}", server.url()) })
+        Ok(TableStore { url: format!("{}?schema=store_{number}", server()?.url()) })
+    }
+
+    #[derive(Debug)]
+    pub(super) struct AdvisoryStore {
+        url: String,
+    }
+
+    pub(super) fn advisory() -> std::result::Result<AdvisoryStore, Failure> {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let server = server()?;
+        server.sql(&format!("CREATE DATABASE store_{number}"))?;
+        let address = server.address();
+        let url = format!("postgres+advisory://postgres@{address}/store_{number}");
+        // One case has fifty claims wait at once.
+        Ok(AdvisoryStore { url: format!("{url}?connections=64") })
+    }
+
+    #[async_trait]
+    impl Harness for AdvisoryStore {
+        async fn engine(&self) -> Result<Arc<dyn Engine>> {
+            Ok(Arc::new(Advisory::open(&self.url).await?))
+        }
+
+        fn url(&self) -> Option<String> {
+            Some(self.url.clone())
+        }
+
+        fn ttl_floor(&self) -> Duration {
+            Ttl::MIN
+        }
+
+        fn worker(&self) -> Option<Command> {
+            Some(Command::new(std::env::current_exe().expect("this program is a file")))
+        }
     }
 
     #[async_trait]

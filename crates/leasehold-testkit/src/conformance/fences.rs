@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::sync::Mutex;
 
+use leasehold::Client;
 use leasehold::claim::{Mode, Standing};
+use leasehold::engine::Engine;
 
 use super::harness::{Harness, LONG};
 use super::support::{Outcome, claim, soon, until_free};
@@ -16,6 +18,7 @@ super::cases! {
     contended_fences_are_unique_and_rise_with_the_grants,
     refused_claims_do_not_lower_fences,
     repeated_claim_keeps_its_fence,
+    claim_repeated_elsewhere_keeps_its_fence: detach,
 }
 
 async fn fences_rise_across_releases(lab: Arc<dyn Harness>) -> Outcome {
@@ -111,17 +114,23 @@ async fn refused_claims_do_not_lower_fences(lab: Arc<dyn Harness>) -> Outcome {
 }
 
 async fn repeated_claim_keeps_its_fence(lab: Arc<dyn Harness>) -> Outcome {
-    let name = "fences:repeated";
+    let (client, engine) = (lab.client().await?, lab.engine().await?);
+    repeated(&client, "fences:repeated", [&engine, &engine]).await
+}
+
+async fn claim_repeated_elsewhere_keeps_its_fence(lab: Arc<dyn Harness>) -> Outcome {
     let (client, engine, other) = (lab.client().await?, lab.engine().await?, lab.engine().await?);
+    repeated(&client, "fences:elsewhere", [&engine, &other]).await
+}
+
+async fn repeated(client: &Client, name: &str, [one, two]: [&Arc<dyn Engine>; 2]) -> Outcome {
     let asked = claim(name, Mode::Exclusive, LONG)?;
-    let Standing::Held { fence, .. } = engine.claim(&asked).await? else { panic!("free") };
-    for engine in [&engine, &other] {
-        let again = engine.claim(&asked).await?;
-        assert!(matches!(again, Standing::Held { fence: same, .. } if same == fence), "{again:?}");
-    }
-    let line = super::support::line(&client, name).await?;
+    let Standing::Held { fence, .. } = one.claim(&asked).await? else { panic!("free") };
+    let again = two.claim(&asked).await?;
+    assert!(matches!(again, Standing::Held { fence: same, .. } if same == fence), "{again:?}");
+    let line = super::support::line(client, name).await?;
     assert_eq!((line.held.len(), line.waiting.len()), (1, 0));
-    engine.release(&[asked.key]).await?;
+    one.release(&[asked.key]).await?;
     assert!(client.show(name).await?.is_none());
     Ok(())
 }

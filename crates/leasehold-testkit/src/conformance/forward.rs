@@ -60,6 +60,10 @@ impl Engine for Forward {
         self.0.resize(order).await
     }
 
+    async fn losses(&self) -> Vec<ClaimKey> {
+        self.0.losses().await
+    }
+
     async fn inspect(&self, query: &Query) -> Result<Page> {
         self.0.inspect(query).await
     }

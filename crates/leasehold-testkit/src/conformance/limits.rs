@@ -20,7 +20,7 @@ super::cases! {
     bad_labels_and_settings_are_refused,
     largest_note_and_label_are_kept_whole,
     extreme_ttls_are_kept: ttl_per_claim,
-    fractions_of_a_millisecond_are_not_lost_to_the_holder: ttl_per_claim,
+    fractions_of_a_millisecond_are_not_lost_to_the_holder: ttl_per_claim & detach,
 }
 
 /// A refusal by rule, with nothing sent.

@@ -130,6 +130,10 @@ impl Engine for Retry {
         self.again(|| self.engine.resize(order)).await
     }
 
+    async fn losses(&self) -> Vec<ClaimKey> {
+        self.engine.losses().await
+    }
+
     async fn inspect(&self, query: &Query) -> Result<Page> {
         self.again(|| self.engine.inspect(query)).await
     }

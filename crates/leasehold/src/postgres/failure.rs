@@ -2,7 +2,7 @@
 
 use tokio_postgres::error::DbError;
 
-use crate::error::Error;
+use crate::error::{Config, Error};
 
 /// An error of a connection or a statement, for the caller. `store` is the address without secrets.
 pub(super) fn error(store: &str, error: &tokio_postgres::Error) -> Error {
@@ -43,11 +43,14 @@ pub(super) fn ends_connection(error: &tokio_postgres::Error) -> bool {
         || code(error).is_some_and(|code| code.starts_with("57P") || code == "25006")
 }
 
-fn code(error: &tokio_postgres::Error) -> Option<&str> {
+pub(super) fn code(error: &tokio_postgres::Error) -> Option<&str> {
     error.code().map(|state| state.code())
 }
 
 fn refused(store: &str, said: &DbError) -> Error {
+    if ["28P01", "28000"].contains(&said.code().code()) {
+        return denied(store, said);
+    }
     let (transient, advice) = verdict(said.code().code());
     let cause = match advice {
         "" => format!("{} ({})", said.message(), said.code().code()),
@@ -56,16 +59,26 @@ fn refused(store: &str, said: &DbError) -> Error {
     Error::Store { store: store.to_owned(), cause, transient }
 }
 
+/// The server does not let this user in.
+fn denied(store: &str, said: &DbError) -> Error {
+    Error::Config(Config::Denied {
+        store: store.to_owned(),
+        reason: format!("{} ({})", said.message(), said.code().code()),
+        advice: "check user and password: in the url, PGPASSWORD or the password file, and \
+                 pg_hba.conf",
+    })
+}
+
 /// Whether the same request may succeed later, and what to do about it.
 fn verdict(code: &str) -> (bool, &'static str) {
     match code {
-        "28P01" | "28000" => (
-            false,
-            "check user and password: in the url, PGPASSWORD or the password file, and pg_hba.conf",
-        ),
         "3D000" => (false, "create the database, or name another one in the url"),
         "42P01" | "42883" | "3F000" => (false, "run `leasehold init`"),
         "42501" => (false, "grant what `leasehold init --print` needs, or use another role"),
+        "53200" => (
+            false,
+            "raise max_locks_per_transaction or the memory of the server, or hold fewer locks",
+        ),
         "53100" => (false, "free some space on the server's disk"),
         "53300" => (true, "raise max_connections on the server, or use fewer clients"),
         "55P03" => (true, "another transaction keeps the line locked; see pg_stat_activity"),
@@ -99,7 +112,7 @@ mod tests {
         for code in ["53300", "55P03", "57P01", "57P03", "40001", "40P01", "08006", "25006"] {
             assert!(verdict(code).0, "{code}");
         }
-        for code in ["28P01", "3D000", "42501", "42P01", "53100", "22023"] {
+        for code in ["28P01", "3D000", "42501", "42P01", "53100", "53200", "22023"] {
             assert!(!verdict(code).0, "{code}");
         }
     }

@@ -1,8 +1,10 @@
 //! PostgreSQL: what its engines have in common, and the engines.
 //!
-//! `table` keeps lines in tables and runs the verbs as SQL functions. From a URL to settings, and
+//! `table` keeps lines in tables and runs the verbs as SQL functions; `advisory` has the server's
+//! own locks, on sessions kept for them. From a URL to settings, and
 //! from settings to a connection, is here; what is said over it is the engines' business.
 
+pub(crate) mod advisory;
 mod failure;
 mod link;
 mod passfile;
@@ -10,4 +12,5 @@ mod settings;
 mod table;
 mod tls;
 
+pub use advisory::Advisory;
 pub use table::LeaseTable;

@@ -63,13 +63,25 @@ impl fmt::Debug for Settings {
 impl Settings {
     /// Reads a URL.
     pub(super) fn parse(url: &str) -> Result<Settings> {
+        Self::parse_with(url, CONNECTIONS, KNOWN, |_| Ok(())).map(|(settings, ())| settings)
+    }
+
+    /// Reads a URL of an engine that opens other numbers of connections and has options of its
+    /// own, which `more` takes. `known` lists all options.
+    pub(super) fn parse_with<T>(
+        url: &str,
+        connections: u64,
+        known: &str,
+        more: impl FnOnce(&mut Options) -> Result<T>,
+    ) -> Result<(Settings, T)> {
         let mut address = Address::parse(url, PORT, &EXAMPLES)?;
+        let more = more(&mut address.options)?;
         take_socket(&mut address);
         let local = address.hosts.iter().all(is_local);
         let tls = take_tls(&mut address.options, local)?;
         let schema = take_schema(&mut address.options)?;
         let install = address.options.flag("install")?.unwrap_or(true);
-        let connections = address.options.number("connections")?.unwrap_or(CONNECTIONS);
+        let connections = address.options.number("connections")?.unwrap_or(connections);
         if !(1..=CONNECTIONS_MAX).contains(&connections) {
             return Err(bad("connections", "takes a number from 1 to 64"));
         }
@@ -101,9 +113,9 @@ impl Settings {
             config.password(password);
         }
         let store = store(&address, &database, &schema);
-        address.options.finish(KNOWN)?;
+        address.options.finish(known)?;
         let connections = connections as usize;
-        Ok(Settings {
+        let settings = Settings {
             config,
             tls,
             store,
@@ -112,7 +124,8 @@ impl Settings {
             connections,
             connect_limit,
             exchange_limit,
-        })
+        };
+        Ok((settings, more))
     }
 }
 

@@ -242,6 +242,10 @@ impl Engine for Hooked {
         self.engine.resize(order).await
     }
 
+    async fn losses(&self) -> Vec<ClaimKey> {
+        self.engine.losses().await
+    }
+
     async fn inspect(&self, query: &Query) -> Result<Page> {
         self.engine.inspect(query).await
     }

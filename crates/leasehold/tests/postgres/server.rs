@@ -135,7 +135,14 @@ fn f79_a_full_disk_refuses_claims_and_the_lease_is_lost_in_time() {
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
         return runtime.expect("a runtime").block_on(on_a_full_disk());
     }
-    // The same test in a mount namespace, where temporary folders are on a small disk.
+    on_a_small_disk(
+        "server::f79_a_full_disk_refuses_claims_and_the_lease_is_lost_in_time",
+        SMALL_DISK,
+    );
+}
+
+/// Runs a test again in a mount namespace, where temporary folders are on a small disk.
+pub(crate) fn on_a_small_disk(test: &str, variable: &str) {
     let folder = tempfile::tempdir().expect("a folder");
     let script = "mount -t tmpfs -o size=100m,mode=711 tmpfs \"$TMPDIR\" && exec \"$@\"";
     let program = std::env::current_exe().expect("this program is a file");
@@ -146,9 +153,8 @@ fn f79_a_full_disk_refuses_claims_and_the_lease_is_lost_in_time() {
         command.args(["--mount", "--user", "--map-current-user", "--keep-caps"]);
     }
     command.args(["sh", "-c", script, "sh"]).arg(program);
-    command
-        .args(["--exact", "server::f79_a_full_disk_refuses_claims_and_the_lease_is_lost_in_time"]);
-    command.env("TMPDIR", folder.path()).env(SMALL_DISK, "yes");
+    command.args(["--exact", test]);
+    command.env("TMPDIR", folder.path()).env(variable, "yes");
     let output = command.output().expect("unshare runs");
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
     let errors = String::from_utf8_lossy(&output.stderr).into_owned();

@@ -113,3 +113,37 @@ pub(crate) fn terminate(server: &Server, which: &str) -> u32 {
     );
     server.sql(&sql).expect("an answer").trim().parse().expect("a number")
 }
+
+/// Advisory locks in a database of their own: keys are the database's, not the schema's.
+pub(crate) fn advisory_on(server: &Server) -> String {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let database = format!("advisory_{}", NEXT.fetch_add(1, Ordering::Relaxed));
+    server.sql(&format!("CREATE DATABASE {database}")).expect("made");
+    format!("postgres+advisory://postgres@{}/{database}", server.address())
+}
+
+/// The database of a URL.
+pub(crate) fn database(url: &str) -> &str {
+    let path = url.rsplit('/').next().expect("a path");
+    path.split('?').next().expect("a name")
+}
+
+/// A plain connection to the same database, for statements of a test's own.
+pub(crate) async fn plain(url: &str) -> tokio_postgres::Client {
+    let url = url.replace("postgres+advisory", "postgres");
+    let url = url.split('?').next().expect("a url").to_owned();
+    let connected = tokio_postgres::connect(&url, tokio_postgres::NoTls).await;
+    let (client, connection) = connected.expect("connected");
+    tokio::spawn(connection);
+    client
+}
+
+/// The answer to a statement that has one number.
+pub(crate) async fn number(client: &tokio_postgres::Client, statement: &str) -> i64 {
+    client.query_one(statement, &[]).await.expect("an answer").get(0)
+}
+
+/// The answer to a statement that has one truth.
+pub(crate) async fn truth(client: &tokio_postgres::Client, statement: &str) -> bool {
+    client.query_one(statement, &[]).await.expect("an answer").get(0)
+}

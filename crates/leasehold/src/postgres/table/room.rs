@@ -110,6 +110,7 @@ fn copy(error: &Error) -> Error {
         Error::Unreachable { store, cause } => {
             Error::Unreachable { store: store.clone(), cause: cause.clone() }
         }
+        Error::Config(config) => Error::Config(config.clone()),
         Error::Replaced { store } => Error::Replaced { store: store.clone() },
         other => Error::Unreachable { store: String::new(), cause: other.to_string() },
     }

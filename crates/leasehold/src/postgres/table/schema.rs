@@ -84,12 +84,12 @@ impl Statements {
     }
 }
 
-fn quoted(identifier: &str) -> String {
+pub(in super::super) fn quoted(identifier: &str) -> String {
     format!("\"{}\"", identifier.replace('"', "\"\""))
 }
 
 /// Writes another schema's name into statements. It is quoted, because it may be a word of SQL's.
-fn rename(statements: &str, schema: &str) -> String {
+pub(in super::super) fn rename(statements: &str, schema: &str) -> String {
     if schema == WRITTEN {
         return statements.to_owned();
     }
@@ -191,18 +191,18 @@ pub(super) async fn install(
 const RIGHT_MISSING: &str = "a right is missing";
 
 /// Whether the store cannot be used for want of a right to install it or to use it.
-pub(super) fn is_right_missing(error: &Error) -> bool {
+pub(in super::super) fn is_right_missing(error: &Error) -> bool {
     matches!(error, Error::Store { cause, .. } if cause.starts_with(RIGHT_MISSING))
 }
 
-fn forbidden(settings: &Settings, statements: &str) -> Error {
+pub(in super::super) fn forbidden(settings: &Settings, statements: &str) -> Error {
     let cause =
         format!("{RIGHT_MISSING}; let an administrator run this, then try again: {statements}");
     Error::Store { store: settings.store.clone(), cause, transient: false }
 }
 
 /// What lets this user install the rest himself.
-fn creation(settings: &Settings) -> String {
+pub(in super::super) fn creation(settings: &Settings) -> String {
     let user = quoted(settings.config.get_user().unwrap_or_default());
     format!("CREATE SCHEMA {} AUTHORIZATION {user};", quoted(&settings.schema))
 }

@@ -1,0 +1,50 @@
+//! The engine's own connection: for everything that is not a lock.
+//!
+//! Reading who has what, cancelling a wait and ending a session must not wait behind a lock, and
+//! must work while every session waits for one.
+
+use std::sync::Arc;
+
+use tokio_postgres::Row;
+
+use crate::error::{Error, Result};
+
+use super::super::link::{Argument, Link};
+use super::{Inner, schema};
+
+#[derive(Debug, Default)]
+pub(super) struct Control {
+    link: tokio::sync::Mutex<Option<Arc<Link>>>,
+}
+
+impl Inner {
+    /// The connection, made anew if it broke.
+    pub(super) async fn control(&self) -> Result<Arc<Link>> {
+        let mut link = self.control.link.lock().await;
+        if let Some(link) = link.as_ref().filter(|link| link.is_usable()) {
+            return Ok(Arc::clone(link));
+        }
+        let settings = Arc::clone(&self.settings);
+        let opened = self.deck.run(async move { Link::open(&settings).await }).await;
+        let opened = Arc::new(opened.map_err(|_| Error::Closed)??);
+        *link = Some(Arc::clone(&opened));
+        Ok(opened)
+    }
+
+    /// Sends a statement on it.
+    pub(super) async fn ask(
+        &self,
+        statement: &str,
+        arguments: &[Argument<'_>],
+    ) -> Result<Vec<Row>> {
+        let link = self.control().await?;
+        let asked = link.client().query_typed(statement, arguments);
+        let answer = link.ask(&self.settings, asked).await?;
+        answer.map_err(|error| schema::explained(&self.settings, &error))
+    }
+
+    /// Closes it.
+    pub(super) async fn close_control(&self) {
+        *self.control.link.lock().await = None;
+    }
+}

@@ -1,0 +1,152 @@
+//! What `doctor` says about a server for advisory locks.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::engine::{Finding, Level};
+use crate::error::Result;
+
+use super::super::link::one;
+use super::Inner;
+
+pub(super) async fn examine(inner: &Arc<Inner>) -> Result<Vec<Finding>> {
+    let store = &inner.settings.store;
+    let row = one(store, inner.ask(&inner.statements.examine, &[]).await?)?;
+    let collisions = inner.ask(&inner.statements.collisions, &[]).await?;
+    let sessions = inner.book().seats.len();
+    Ok(vec![
+        good("version", format!("PostgreSQL {}", row.get::<_, &str>(0))),
+        primary(row.get(3)),
+        disk(row.get(2)),
+        // Opening the store made a session, which a pooling proxy would not have let pass.
+        good("proxy", "none that pools sessions: each answer comes from the same process".into()),
+        connections(row.get(5), row.get(4)),
+        good(
+            "sessions",
+            format!(
+                "this client has {sessions}, at most {}, and one beside them; all clients have {}",
+                inner.settings.connections,
+                row.get::<_, i64>(6)
+            ),
+        ),
+        locks(row.get(7), row.get(8)),
+        timeouts(inner),
+        guard(inner.guard, row.get(9), row.get(10)),
+        good("keys", format!("by `{}`", inner.keys.name())),
+        collided(collisions.first().map(|row| row.get(0))),
+    ])
+}
+
+fn primary(in_recovery: bool) -> Finding {
+    match in_recovery {
+        false => good("server", "takes writes".into()),
+        true => finding(
+            Level::Bad,
+            "server",
+            "is a standby, and gives no fences".into(),
+            "name the primary in the url, or all servers, separated by commas",
+        ),
+    }
+}
+
+fn disk(fsync: &str) -> Finding {
+    match fsync {
+        "on" => good("disk", "fences survive power loss".into()),
+        _ => finding(
+            Level::Bad,
+            "disk",
+            "fsync is off: power loss forgets fences".into(),
+            "set fsync = on",
+        ),
+    }
+}
+
+fn connections(used: i64, most: i32) -> Finding {
+    let found = format!("{used} of {most} in use; a claim that waits needs one of its own");
+    if used * 10 < i64::from(most) * 8 {
+        return good("connections", found);
+    }
+    finding(
+        Level::Warning,
+        "connections",
+        found,
+        "raise max_connections, or use the lease table (`postgres://`), which waits without",
+    )
+}
+
+fn locks(used: i64, room: i64) -> Finding {
+    let found = format!("{used} advisory locks; the server's table has room for about {room}");
+    if used * 10 < room * 8 {
+        return good("locks", found);
+    }
+    finding(Level::Warning, "locks", found, "raise max_locks_per_transaction")
+}
+
+fn timeouts(inner: &Inner) -> Finding {
+    let book = inner.book();
+    let mut idle: Vec<u64> = book.seats.values().map(|seat| seat.timeout_ms).collect();
+    idle.sort_unstable();
+    idle.dedup();
+    let idle: Vec<String> =
+        idle.into_iter().map(|ms| format!("{:?}", Duration::from_millis(ms))).collect();
+    good(
+        "timeouts",
+        format!(
+            "idle_session_timeout {}; keep-alives after 6 s, given up after 15 s; waiting clients \
+             are looked for every 250 ms",
+            idle.join(", ")
+        ),
+    )
+}
+
+fn guard(set: Option<Duration>, longest_ms: i64, up_ms: i64) -> Finding {
+    let longest = Duration::from_millis(longest_ms.max(0) as u64);
+    let guard = set.unwrap_or(longest);
+    let up = Duration::from_millis(up_ms.max(0) as u64);
+    let found = format!("claims wait {guard:?} after a restart; the server is up for {up:.0?}");
+    if guard >= longest {
+        return good("restart", found);
+    }
+    finding(
+        Level::Warning,
+        "restart",
+        format!("{found}; ttls of {longest:?} are in use"),
+        "raise `guard_ms` to the longest ttl, or rely on fences, which stay in order",
+    )
+}
+
+fn collided(names: Option<String>) -> Finding {
+    match names {
+        None => good("collisions", "no two names in use have the same key".into()),
+        Some(names) => finding(
+            Level::Warning,
+            "collisions",
+            format!("these names have the same key, and wait for each other: {names}"),
+            "rename one of them, or use `keys=sha256`",
+        ),
+    }
+}
+
+fn good(subject: &'static str, found: String) -> Finding {
+    finding(Level::Good, subject, found, "")
+}
+
+fn finding(level: Level, subject: &'static str, found: String, advice: &str) -> Finding {
+    Finding { level, subject, found, advice: advice.to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_weakens_a_promise_is_a_warning_and_what_breaks_it_is_bad() {
+        assert_eq!(primary(true).level, Level::Bad);
+        assert_eq!(disk("off").level, Level::Bad);
+        assert_eq!(connections(90, 100).level, Level::Warning);
+        assert_eq!(locks(90, 100).level, Level::Warning);
+        assert_eq!(guard(Some(Duration::ZERO), 30_000, 1).level, Level::Warning);
+        assert_eq!(guard(None, 30_000, 1).level, Level::Good);
+        assert_eq!(collided(Some("a, b".into())).level, Level::Warning);
+    }
+}

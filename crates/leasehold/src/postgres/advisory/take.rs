@@ -1,0 +1,357 @@
+//! Claiming: trying on a session with other locks, or waiting on one of its own.
+//!
+//! A lock that is free costs one exchange. Whoever may wait and meets somebody sends the
+//! statement that waits; where somebody met somebody within the last second, it is sent at once.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::claim::{Claim, ClaimKey, Holder, Mode, Standing};
+use crate::engine::Wake;
+use crate::error::{Config, Cycle, Error, Result};
+
+use super::super::failure;
+use super::book::{Entry, Place, Written, timeout_ms};
+use super::keys::AdvisoryKey;
+use super::session::{Answer, ENGINE, Shared};
+use super::{Inner, RETRY_IN};
+
+/// How long a claim that waits is given to be granted before it is answered that it waits.
+const GRACE: Duration = Duration::from_millis(2);
+
+/// How often a claim is put on another session because the one it was on ended.
+const TIMES: usize = 4;
+
+/// A claim in PostgreSQL's words.
+#[derive(Clone, Copy)]
+struct Lock<'a> {
+    claim: &'a Claim,
+    on: AdvisoryKey,
+    shared: bool,
+}
+
+impl Inner {
+    pub(super) async fn claim(self: &Arc<Self>, claim: &Claim) -> Result<Standing> {
+        let on = self.keys.key(&claim.key.name)?;
+        let shared = match claim.mode {
+            Mode::Exclusive => false,
+            Mode::Shared => true,
+            Mode::Permits { .. } => return Err(no_permits()),
+        };
+        let lock = Lock { claim, on, shared };
+        if let Some(standing) = self.known(lock).await? {
+            return Ok(standing);
+        }
+        if self.found.get().is_none() {
+            // It could not be had when the store was opened.
+            self.find().await?;
+        }
+        self.note_ttl(claim.ttl).await?;
+        let by = self.obstacle(lock).await?;
+        let contended = self.book().is_contended(on, self.now());
+        if by.is_none() && !(claim.join && contended) {
+            if let Some(held) = self.try_take(lock).await? {
+                return Ok(held);
+            }
+            let now = self.now();
+            self.book().contend(on, now);
+        }
+        match claim.join {
+            true => self.wait_for(lock).await,
+            false => Ok(Standing::Out { ahead: 1, retry_in: RETRY_IN, by }),
+        }
+    }
+
+    /// Takes a claim off its session again while no lock counts. Asked once there is a session:
+    /// what a server says about its life is said to each.
+    fn guard(&self, claim: &Claim, session: &Shared) -> Option<Standing> {
+        let retry_in = self.guarded()? + Duration::from_millis(1);
+        let mut book = self.book();
+        book.remove(&claim.key.token);
+        if let Some(seat) = book.seats.get_mut(&session.id) {
+            // What it was to be set to was not sent.
+            seat.timeout_ms = 0;
+        }
+        drop(book);
+        Some(match claim.join {
+            true => Standing::Queued { ahead: 0, retry_in },
+            false => Standing::Out { ahead: 0, retry_in, by: None },
+        })
+    }
+
+    /// Who of this client's own is in the way. Whoever is refused for it can rely on it: its
+    /// session was just heard from.
+    async fn obstacle(self: &Arc<Self>, lock: Lock<'_>) -> Result<Option<Holder>> {
+        for _ in 0..TIMES {
+            let (by, session) = {
+                let book = self.book();
+                let Some(entry) = book.obstacle(lock.on, lock.shared) else { return Ok(None) };
+                let seat = entry.session().and_then(|session| book.seats.get(&session));
+                (entry.holder.clone(), seat.map(|seat| Arc::clone(&seat.session)))
+            };
+            let Some(session) = session.filter(|_| !lock.claim.join) else { return Ok(Some(by)) };
+            match session.beat(None).await? {
+                Ok(()) => return Ok(Some(by)),
+                Err(error) => {
+                    tracing::debug!(%error, "a lock session ended");
+                    self.condemn(&session);
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// How a claim stands that was made before.
+    async fn known(self: &Arc<Self>, lock: Lock<'_>) -> Result<Option<Standing>> {
+        let key = &lock.claim.key;
+        let (session, sent, on, shared) = {
+            let mut book = self.book();
+            let Some(entry) = book.entry(key) else { return Ok(None) };
+            match &entry.place {
+                Place::Held { fence, kept_until, .. } => {
+                    let (fence, remaining) = (*fence, kept_until.since(self.now()));
+                    self.belfry.forget(&key.token);
+                    return Ok(Some(Standing::Held { fence, remaining }));
+                }
+                Place::Waiting { .. } => {
+                    return Ok(Some(Standing::Queued { ahead: 1, retry_in: RETRY_IN }));
+                }
+                Place::Failed(_) | Place::Gone => {
+                    let entry = book.remove(&key.token);
+                    self.belfry.forget(&key.token);
+                    return match entry.map(|entry| entry.place) {
+                        Some(Place::Failed(error)) => Err(error),
+                        _ => Ok(None),
+                    };
+                }
+                Place::Taking { session } | Place::Leaving { session } => {
+                    let (session, on, shared) = (*session, entry.on, entry.shared);
+                    let sent = matches!(entry.place, Place::Leaving { .. });
+                    entry.place = Place::Leaving { session };
+                    let seat = book.seats.get(&session);
+                    (seat.map(|seat| Arc::clone(&seat.session)), sent, on, shared)
+                }
+            }
+        };
+        // Its answer was not read. Whatever it was, it is undone, and the claim made anew.
+        if let Some(session) = session {
+            let settled = match sent {
+                true => session.beat(None).await,
+                false => session.drop_lock(on, shared, None).await.map(|said| said.map(|_| ())),
+            };
+            self.heard(&session, settled)?;
+        }
+        self.book().remove(&key.token);
+        Ok(None)
+    }
+
+    /// Takes the lock if it is free; `None` if it is not.
+    async fn try_take(self: &Arc<Self>, lock: Lock<'_>) -> Result<Option<Standing>> {
+        let Lock { claim, on, shared } = lock;
+        let timeout_ms = timeout_ms(claim.ttl);
+        let mut last = None;
+        for _ in 0..TIMES {
+            let now = self.now();
+            let choose = |book: &mut super::book::Book, most| {
+                book.seat_for(Entry::new(claim, on, shared, now), timeout_ms, most)
+            };
+            let (session, set) = self.seated(timeout_ms, choose, false).await?;
+            if let Some(guarded) = self.guard(claim, &session) {
+                return Ok(Some(guarded));
+            }
+            let sent = self.now();
+            match session.take(on, shared, set).await {
+                Ok(Ok(Some(fence))) => {
+                    if self.hold(&claim.key, session.id, fence, sent) {
+                        return Ok(Some(Standing::Held { fence, remaining: claim.ttl }));
+                    }
+                    let mut book = self.book();
+                    let entry = book.entry(&claim.key);
+                    if entry.is_none_or(|entry| !matches!(entry.place, Place::Gone)) {
+                        // It was given back before its answer came.
+                        let retry_in = RETRY_IN;
+                        return Ok(Some(Standing::Out { ahead: 0, retry_in, by: None }));
+                    }
+                    book.remove(&claim.key.token);
+                }
+                Ok(Ok(None)) => {
+                    self.book().remove(&claim.key.token);
+                    return Ok(None);
+                }
+                Ok(Err(error)) if failure::ends_connection(&error) => {
+                    // Nothing is left of it, so nothing is in the way of another session.
+                    self.condemn(&session);
+                    self.book().remove(&claim.key.token);
+                    last = Some(self.said(&error));
+                }
+                Ok(Err(error)) => {
+                    self.scrub(&claim.key, &session);
+                    return Err(self.said(&error));
+                }
+                Err(error) => {
+                    self.suspect(&session);
+                    return Err(error);
+                }
+            }
+        }
+        Err(last.unwrap_or(Error::Closed))
+    }
+
+    /// A session did not answer. If nothing else is on it, it ends; else its leases have their
+    /// time, and what was sent is carried out when it is heard from again.
+    pub(super) fn suspect(self: &Arc<Self>, session: &Shared) {
+        let alone = {
+            let book = self.book();
+            let mut on = book.claims.values().filter(|e| e.session() == Some(session.id));
+            !on.any(|entry| matches!(entry.place, Place::Held { .. }))
+        };
+        if alone {
+            self.condemn(session);
+        }
+    }
+
+    /// Reads the answer to giving back. A session that cannot do it ends, which does it.
+    pub(super) fn heard(self: &Arc<Self>, session: &Shared, settled: Answer<()>) -> Result<()> {
+        match settled {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(error)) => {
+                tracing::debug!(%error, "giving back failed; its session ends");
+                self.condemn(session);
+                Ok(())
+            }
+            Err(error) => {
+                self.suspect(session);
+                Err(error)
+            }
+        }
+    }
+
+    /// Enters a grant; `false` if the claim was given up in the meantime, or its session ended.
+    fn hold(&self, key: &ClaimKey, session: u64, fence: u64, sent: crate::clock::Moment) -> bool {
+        let now = self.now();
+        let mut book = self.book();
+        let Some(entry) = book.entry(key).filter(|entry| entry.session() == Some(session)) else {
+            return false;
+        };
+        let waited = match entry.place {
+            Place::Taking { .. } => false,
+            Place::Waiting { leaving: false, .. } => true,
+            _ => return false,
+        };
+        entry.since = now;
+        let (kept_until, expires) = (sent + entry.ttl, now + entry.ttl);
+        entry.place = Place::Held { session, fence, kept_until, expires };
+        if let Some(seat) = book.seats.get_mut(&session).filter(|_| waited) {
+            seat.blocked = false;
+        }
+        drop(book);
+        self.lapse.expect(expires);
+        self.scribe.notice();
+        true
+    }
+
+    /// Waits on a session of its own. Answers a grant that comes at once, else that it waits.
+    async fn wait_for(self: &Arc<Self>, lock: Lock<'_>) -> Result<Standing> {
+        let Lock { claim, on, shared } = lock;
+        let (timeout_ms, token) = (timeout_ms(claim.ttl), claim.key.token);
+        let now = self.now();
+        let choose = |book: &mut super::book::Book, most| {
+            book.seat_to_wait(Entry::new(claim, on, shared, now), timeout_ms, most)
+        };
+        let (session, set) = self.seated(timeout_ms, choose, true).await?;
+        if let Some(guarded) = self.guard(claim, &session) {
+            return Ok(guarded);
+        }
+        self.belfry.expect(token);
+        self.scribe.notice();
+        let waits = Arc::clone(self).wait_on(claim.key.clone(), session, (on, shared), set);
+        self.deck.run(waits);
+        let Some(bell) = self.belfry.bell(&token) else {
+            return Ok(Standing::Queued { ahead: 1, retry_in: RETRY_IN });
+        };
+        match tokio::time::timeout(GRACE, bell.heard()).await {
+            Ok(Wake::Holds { .. } | Wake::Ask) => {
+                let standing = self.known(lock).await?;
+                Ok(standing.unwrap_or(Standing::Queued { ahead: 1, retry_in: Duration::ZERO }))
+            }
+            Err(_) => Ok(Standing::Queued { ahead: 1, retry_in: RETRY_IN }),
+        }
+    }
+
+    /// The wait itself, on the engine's thread.
+    async fn wait_on(
+        self: Arc<Self>,
+        key: ClaimKey,
+        session: Shared,
+        (on, shared): (AdvisoryKey, bool),
+        set: Option<u64>,
+    ) {
+        let answer = session.wait(on, shared, set).await;
+        let granted = self.now();
+        match answer {
+            Ok(Ok(Some(fence))) if self.hold(&key, session.id, fence, granted) => {
+                self.belfry.ring(&key.token, fence);
+            }
+            Ok(Err(error)) if failure::ends_connection(&error) => self.condemn(&session),
+            Err(error) => {
+                self.end_wait(&key, &session, Some(error));
+                self.condemn(&session);
+            }
+            answer => {
+                // Cancelled, given up, or failed with or without the lock: give it back.
+                let Some((row, leaving)) = self.ending(&key, &session) else { return };
+                let forget = row.map(|row| (self.statements.forget.as_str(), row));
+                if !matches!(session.drop_lock(on, shared, forget).await, Ok(Ok(_))) {
+                    self.condemn(&session);
+                }
+                let error = match answer {
+                    Ok(Err(error)) if !leaving => Some(self.refusal(&key, &error)),
+                    _ => None,
+                };
+                self.end_wait(&key, &session, error);
+            }
+        }
+    }
+
+    /// The row about a wait that ends, and whether it was given up; `None` if its session is
+    /// over, and it was told.
+    fn ending(&self, key: &ClaimKey, session: &Shared) -> Option<(Option<i64>, bool)> {
+        let mut book = self.book();
+        let entry = book.entry(key).filter(|entry| entry.session() == Some(session.id))?;
+        let Place::Waiting { leaving, .. } = &entry.place else { return None };
+        Some(((entry.written != Written::Nothing).then_some(entry.row), *leaving))
+    }
+
+    /// A wait ended without a lock.
+    fn end_wait(&self, key: &ClaimKey, session: &Shared, error: Option<Error>) {
+        let mut book = self.book();
+        if book.entry(key).is_none_or(|entry| entry.session() != Some(session.id)) {
+            return;
+        }
+        let Some(mut entry) = book.remove(&key.token) else { return };
+        if let Place::Waiting { ended, .. } = &entry.place {
+            ended.notify_waiters();
+        }
+        if let Some(error) = error {
+            entry.place = Place::Failed(error);
+            book.claims.insert(key.token, entry);
+        }
+        drop(book);
+        self.belfry.ring(&key.token, 0);
+    }
+
+    fn refusal(&self, key: &ClaimKey, error: &tokio_postgres::Error) -> Error {
+        match failure::code(error) {
+            Some("40P01") => Error::Deadlock { name: key.name.clone(), cycle: Cycle(Vec::new()) },
+            _ => self.said(error),
+        }
+    }
+}
+
+fn no_permits() -> Error {
+    Error::Config(Config::Unsupported {
+        engine: ENGINE,
+        what: "count permits: an advisory lock is exclusive or shared",
+        advice: "use the lease table (`postgres://`)",
+    })
+}

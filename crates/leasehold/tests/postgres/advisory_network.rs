@@ -1,0 +1,188 @@
+//! F20 to F28, F110, F111 and F117 on advisory locks: what may happen between a client and the
+//! server. F02, F03, F112, F114 and F115 are cases of the conformance suite.
+
+use std::time::Duration;
+
+use leasehold::{Client, Error, LeaseState, LostCause, Released, connect};
+use leasehold_testkit::{AfterLoss, Direction, Proxy};
+
+use crate::support::{
+    EVENT_MAX, LONG, advisory_on, database, granted, server, soon, until, until_free,
+    until_waiting, waiter,
+};
+
+/// A store reached directly and over a proxy.
+struct Lab {
+    proxy: Proxy,
+    direct: String,
+    troubled: String,
+}
+
+impl Lab {
+    async fn new(options: &str) -> Self {
+        let direct = advisory_on(server());
+        let proxy = Proxy::start(server().address()).await.expect("a proxy");
+        let (address, database) = (proxy.address(), database(&direct).to_owned());
+        let troubled = format!("postgres+advisory://postgres@{address}/{database}{options}");
+        Self { proxy, direct, troubled }
+    }
+
+    /// A client with trouble, and one without.
+    async fn clients(&self) -> (Client, Client) {
+        let other = connect(&self.direct).await.expect("connected");
+        (connect(&self.troubled).await.expect("connected"), other)
+    }
+}
+
+#[tokio::test]
+async fn f20_a_short_partition_makes_the_lease_uncertain_and_no_more() {
+    let lab = Lab::new("").await;
+    let builder = Client::builder().renew_at_percent(20);
+    let client = builder.connect(&lab.troubled).await.expect("connected");
+    let lease = client.mutex("n").ttl(Duration::from_secs(6)).lock().await.expect("a lease");
+    lab.proxy.block(Direction::Both);
+    until("an overdue renewal", async || lease.state() == LeaseState::Uncertain).await;
+    lab.proxy.pass().await.expect("passing");
+    until("a renewal", async || lease.state() == LeaseState::Held).await;
+    assert_eq!(lease.release().await.expect("an answer"), Released::Released);
+    assert_eq!(client.stats().lost, 0);
+}
+
+#[tokio::test]
+async fn f21_a_long_partition_loses_the_lease_before_the_next_grant() {
+    let lab = Lab::new("").await;
+    let (client, other) = lab.clients().await;
+    let lease = client.mutex("n").ttl(Duration::from_secs(1)).lock().await.expect("a lease");
+    let next = waiter(other.claim("n").ttl(LONG));
+    until_waiting(&other, "n", 1).await;
+    lab.proxy.block(Direction::Both);
+    let next = granted(next).await;
+    assert_eq!(lease.state(), LeaseState::Lost, "its own clock told it first");
+    assert_eq!(soon("the loss", lease.lost()).await, LostCause::Unreachable);
+    assert!(next.fence() > lease.fence());
+}
+
+#[tokio::test]
+async fn f22_a_holder_that_vanishes_without_a_word_is_followed_after_its_ttl() {
+    let lab = Lab::new("").await;
+    let (client, other) = lab.clients().await;
+    let lease = client.mutex("n").ttl(Duration::from_secs(1)).lock().await.expect("a lease");
+    // The server's end of the connection stays open, and hears nothing.
+    lab.proxy.block(Direction::Both);
+    drop((lease, client));
+    drop(soon("a grant", other.mutex("n").lock()).await.expect("a lease"));
+}
+
+#[tokio::test]
+async fn f23_a_claim_whose_answer_is_lost_is_made_anew_and_only_once() {
+    for after in [AfterLoss::Reset, AfterLoss::Silence] {
+        let lab = Lab::new("?timeout_ms=400").await;
+        let (client, other) = lab.clients().await;
+        // Warm, so that what is lost is the answer to the claim itself.
+        client.mutex("m").lock().await.expect("a lease").release().await.expect("an answer");
+        lab.proxy.lose_next_reply(after);
+        let lease = soon("a grant", client.mutex("n").lock()).await.expect("a lease");
+        assert_eq!(lab.proxy.traffic().replies_lost, 1);
+        let line = other.show("n").await.expect("an answer").expect("a line");
+        assert_eq!((line.held.len(), line.waiting.len()), (1, 0));
+        assert_eq!(line.held[0].fence, lease.fence());
+        assert_eq!(lease.release().await.expect("an answer"), Released::Released);
+        until_free(&other, "n").await;
+    }
+}
+
+#[tokio::test]
+async fn f24_a_release_whose_answer_is_lost_has_taken_effect() {
+    for after in [AfterLoss::Reset, AfterLoss::Silence] {
+        let lab = Lab::new("?timeout_ms=400").await;
+        let (client, other) = lab.clients().await;
+        let lease = client.mutex("n").ttl(LONG).lock().await.expect("a lease");
+        lab.proxy.lose_next_reply(after);
+        let released = soon("the answer", lease.release()).await.expect("an answer");
+        assert_eq!(released, Released::AlreadyExpired);
+        assert_eq!(lab.proxy.traffic().replies_lost, 1);
+        until_free(&other, "n").await;
+    }
+}
+
+#[tokio::test]
+async fn f26_a_grant_that_is_slower_than_its_ttl_is_refused_and_cleaned() {
+    let lab = Lab::new("").await;
+    let (client, other) = lab.clients().await;
+    lab.proxy.delay(Direction::ToClient, Duration::from_millis(700));
+    let mutex = client.mutex("n").ttl(Duration::from_millis(400));
+    let asked = soon("the answer", mutex.lock()).await;
+    assert!(matches!(asked, Err(Error::TooSlow { .. })), "{asked:?}");
+    until_free(&other, "n").await;
+}
+
+#[tokio::test]
+async fn f28_heartbeats_keep_a_connection_that_would_be_cut_when_idle() {
+    let lab = Lab::new("").await;
+    let (client, other) = lab.clients().await;
+    let lease = client.mutex("n").ttl(Duration::from_millis(500)).lock().await.expect("a lease");
+    let begun = lease.safe_until();
+    lab.proxy.cut_idle(Duration::from_secs(2));
+    until("several ttls", async || {
+        assert!(lease.is_held());
+        lease.safe_until().since(begun) > Duration::from_secs(4)
+    })
+    .await;
+    assert!(other.mutex("n").try_lock().await.expect("an answer").is_none());
+    assert_eq!(lease.release().await.expect("an answer"), Released::Released);
+}
+
+#[tokio::test]
+async fn f28_a_lease_is_lost_when_its_connection_is_cut_and_not_a_ttl_later() {
+    let lab = Lab::new("").await;
+    let (client, other) = lab.clients().await;
+    let lease = client.mutex("n").ttl(LONG).lock().await.expect("a lease");
+    let next = waiter(other.claim("n").ttl(LONG));
+    until_waiting(&other, "n", 1).await;
+    lab.proxy.reset_all();
+    soon("the loss", lease.lost()).await;
+    assert_eq!(lease.state(), LeaseState::Lost);
+    assert!(granted(next).await.fence() > lease.fence());
+    // The client goes on with other connections.
+    assert!(client.mutex("m").try_lock().await.expect("an answer").is_some());
+}
+
+#[tokio::test]
+async fn f111_a_waiter_whose_connection_is_cut_waits_again() {
+    let lab = Lab::new("").await;
+    let (client, other) = lab.clients().await;
+    for round in 0..3 {
+        let lease = other.mutex("n").ttl(LONG).lock().await.expect("a lease");
+        let next = waiter(client.claim("n").ttl(LONG));
+        until_waiting(&other, "n", 1).await;
+        let before = lab.proxy.traffic().accepted;
+        lab.proxy.reset_all();
+        let again = lab.proxy.wait_for("another wait", EVENT_MAX, |t| t.accepted > before);
+        again.await.expect("it connects again");
+        lease.release().await.expect("an answer");
+        let next = granted(next).await;
+        assert_eq!(next.release().await.expect("an answer"), Released::Released, "{round}");
+    }
+}
+
+#[tokio::test]
+async fn f117_those_who_are_connected_are_granted_in_the_servers_order() {
+    let url = advisory_on(server());
+    let other = connect(&url).await.expect("connected");
+    let client = connect(&url).await.expect("connected");
+    let lease = other.mutex("n").ttl(LONG).lock().await.expect("a lease");
+    let (sender, mut order) = tokio::sync::mpsc::channel(8);
+    for place in 0..5 {
+        let (request, sender) = (client.claim("n").ttl(LONG), sender.clone());
+        tokio::spawn(async move {
+            let lease = request.acquire().await.expect("a lease");
+            sender.send(place).await.expect("the test listens");
+            lease.release().await.expect("an answer");
+        });
+        until_waiting(&other, "n", place + 1).await;
+    }
+    lease.release().await.expect("an answer");
+    for place in 0..5 {
+        assert_eq!(soon("the next grant", order.recv()).await, Some(place));
+    }
+}
