@@ -25,7 +25,7 @@
 #![warn(missing_docs, missing_debug_implementations, unreachable_pub)]
 
 mod acquire;
-#[cfg(any(feature = "etcd", feature = "postgres", feature = "redis"))]
+#[cfg(any(feature = "etcd", feature = "postgres", feature = "redis", feature = "zookeeper"))]
 #[allow(dead_code, reason = "what is used of it depends on the engines of the build")]
 mod address;
 mod bell;
@@ -57,6 +57,8 @@ mod scheme;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
 mod tenure;
+#[cfg(feature = "zookeeper")]
+pub mod zookeeper;
 
 pub use acquire::Request;
 pub use claim::{Holder, Mode, Released};

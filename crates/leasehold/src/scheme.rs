@@ -24,6 +24,9 @@ pub(crate) fn known() -> Vec<&'static str> {
     if cfg!(feature = "postgres") {
         known.push("postgres://HOST/DATABASE");
     }
+    if cfg!(feature = "zookeeper") {
+        known.push("zk://HOST,HOST");
+    }
     known
 }
 
@@ -69,6 +72,13 @@ pub(crate) async fn open(url: &str) -> Result<Arc<dyn Engine>> {
         "postgres" | "postgresql" => Err(Error::Config(Config::NotBuilt {
             scheme: scheme.to_owned(),
             advice: "build `leasehold` with the feature `postgres`",
+        })),
+        #[cfg(feature = "zookeeper")]
+        "zk" | "zks" => Ok(Arc::new(crate::zookeeper::ZooKeeper::open(url).await?)),
+        #[cfg(not(feature = "zookeeper"))]
+        "zk" | "zks" => Err(Error::Config(Config::NotBuilt {
+            scheme: scheme.to_owned(),
+            advice: "build `leasehold` with the feature `zookeeper`",
         })),
         _ => Err(Error::Config(Config::UnknownScheme {
             scheme: scheme.chars().take(40).collect(),

@@ -1,0 +1,338 @@
+//! Claiming: the node is created and the line read in one go; who waits watches whom it must
+//! outlive.
+//!
+//! A claim whose answer was lost is found again by its attempt, in the session it was made in. A
+//! session's requests are handled in order, and none of an old connection after one of a new, so
+//! one that is not found then will not come to be.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::claim::{Claim, Standing};
+use crate::clock::{Clock, Moment, SystemClock};
+use crate::error::{Error, Kind, Result};
+use crate::line::{CLAIMS_MAX, Refusal};
+
+use super::Inner;
+use super::book::Record;
+use super::detail::Detail;
+use super::nodes::{Attempt, Entry, Ours, holds, stems};
+use super::read::{Lineup, claim_acl, shared_acl};
+use super::session::Reply;
+use super::waits::{self, Place, Stands, Wait};
+use super::wire::{In, Part, Request, Sort, Stat, code};
+
+/// How often a claim is tried when the nodes above it go away under it.
+const ROUNDS_MAX: usize = 16;
+/// When to ask again although no bell rang; the heartbeat looks sooner.
+pub(super) const RETRY_IN: Duration = Duration::from_secs(10);
+
+pub(super) async fn claim(inner: &Inner, claim: &Claim) -> Result<Standing> {
+    let sent = SystemClock.now();
+    if let Some(record) = inner.book.get(&claim.key.name, &claim.key.token)
+        && let Some(standing) = again(inner, claim, record, sent).await?
+    {
+        return Ok(standing);
+    }
+    if !claim.join
+        && let Some(out) = is_taken(inner, claim).await?
+    {
+        return Ok(out);
+    }
+    for _ in 0..ROUNDS_MAX {
+        let sent = SystemClock.now();
+        if let Some((record, lineup, safe_until)) = create(inner, claim).await? {
+            if let Some(refusal) = refusal(claim, &lineup) {
+                undo(inner, claim, &record).await?;
+                return Err(refusal.into_error(claim));
+            }
+            let kept = Kept { sent, safe_until };
+            if let Some(standing) = settle(inner, claim, record, lineup, kept).await? {
+                return Ok(standing);
+            }
+        }
+    }
+    Err(Error::Store {
+        store: inner.info.store.clone(),
+        cause: format!("the line of `{}` changes too fast to join it", claim.key.name),
+        transient: true,
+    })
+}
+
+/// Whether a claim that does not join would have to.
+async fn is_taken(inner: &Inner, claim: &Claim) -> Result<Option<Standing>> {
+    let (name, session) = (&claim.key.name, inner.pool.session(claim.ttl).await?);
+    let lineup = inner.read_line(&session, name).await?;
+    if holds(modes(&lineup.entries), claim.mode) {
+        return Ok(None);
+    }
+    // The server may be behind: who is refused was refused by the latest.
+    let lineup = inner.read_line_now(&session, name).await?;
+    if let Some(refusal) = refusal(claim, &lineup) {
+        return Err(refusal.into_error(claim));
+    }
+    if holds(modes(&lineup.entries), claim.mode) {
+        return Ok(None);
+    }
+    let by = inner.holder_of_first(&session, name, &lineup).await?;
+    Ok(Some(Standing::Out { ahead: lineup.entries.len(), retry_in: RETRY_IN, by }))
+}
+
+pub(super) fn modes(entries: &[Entry]) -> impl Iterator<Item = crate::claim::Mode> + '_ {
+    entries.iter().map(|entry| entry.mode)
+}
+
+/// Why the line does not take this claim.
+fn refusal(claim: &Claim, lineup: &Lineup) -> Option<Refusal> {
+    let kind = Kind::from(claim.mode);
+    match lineup.entries.first().map(|first| Kind::from(first.mode)) {
+        Some(in_force) if in_force != kind => Some(Refusal::Mismatch(in_force)),
+        _ if lineup.entries.len() > CLAIMS_MAX => Some(Refusal::Full),
+        _ => None,
+    }
+}
+
+/// When something was asked, and what its answer proved.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Kept {
+    pub(super) sent: Moment,
+    pub(super) safe_until: Moment,
+}
+
+impl Kept {
+    /// How long the ensemble keeps a claim of this ttl, counted from when it was asked.
+    pub(super) fn remaining(self, ttl: Duration) -> Duration {
+        self.safe_until.since(self.sent).min(ttl)
+    }
+}
+
+/// Creates the claim's nodes and reads its line; `None` if the line's node was not there.
+async fn create(inner: &Inner, claim: &Claim) -> Result<Option<(Record, Lineup, Moment)>> {
+    let name = &claim.key.name;
+    let session = inner.pool.session(claim.ttl).await?;
+    let identity = session.identity();
+    let ours = Ours { attempt: Attempt::of(&claim.key.token), session: identity.id };
+    let detail = Detail::of(claim, &identity);
+    let mut record = Record {
+        name: name.clone(),
+        session: Arc::clone(&session),
+        ours,
+        mode: claim.mode,
+        paths: Vec::new(),
+        fence: 0,
+        held: false,
+        ttl: claim.ttl,
+        ttl_path: None,
+        until: SystemClock.now() + claim.ttl.max(claim.patience),
+    };
+    // Before it is sent: whatever becomes of the answer, the claim is looked for.
+    inner.book.enter(claim.key.token, record.clone());
+    let line = inner.layout.line(name);
+    let container = match inner.known.has(name) {
+        true => None,
+        false => {
+            let (path, acl) = (line.clone(), shared_acl(inner.has_login()));
+            let sort = Sort::Container;
+            Some(session.send(Request::Create { path, data: Vec::new(), acl, sort }).await?)
+        }
+    };
+    let created = session.send(creation(inner, claim, ours, &detail)).await?;
+    let read = session.send(Request::Children { path: line }).await?;
+    if let Some(container) = container {
+        let made = container.answer().await?;
+        if !matches!(made.code, code::OK | code::NODE_EXISTS | code::NO_NODE | code::NO_AUTH) {
+            inner.book.remove(&claim.key.token);
+            return Err(inner.refusal(made.code));
+        }
+    }
+    let (created, read) = (created.answer().await?, read.answer().await?);
+    match made(inner, &created)? {
+        Ok(nodes) => {
+            inner.known.add(name);
+            record.fence = nodes.first().map_or(0, |(_, stat)| fence(stat));
+            record.paths = nodes.into_iter().map(|(path, _)| path).collect();
+            inner.book.enter(claim.key.token, record.clone());
+            let lineup = Lineup::new(inner.children(&read)?);
+            Ok(Some((record, lineup, created.safe_until)))
+        }
+        Err(error) => {
+            inner.book.remove(&claim.key.token);
+            if error != code::NO_NODE {
+                return Err(inner.refusal(error));
+            }
+            inner.known.forget(name);
+            inner.make_line(&session, name).await?;
+            inner.known.add(name);
+            Ok(None)
+        }
+    }
+}
+
+fn creation(inner: &Inner, claim: &Claim, ours: Ours, detail: &Detail) -> Request {
+    let line = inner.layout.line(&claim.key.name);
+    let stems = stems(inner.dialect, ours, claim.mode);
+    let mut creations: Vec<Request> = stems
+        .into_iter()
+        .map(|stem| Request::Create {
+            path: format!("{line}/{stem}"),
+            data: detail.encode(),
+            acl: claim_acl(inner.has_login()),
+            sort: Sort::EphemeralSequential,
+        })
+        .collect();
+    match creations.len() {
+        1 => creations.remove(0),
+        _ => Request::Multi(creations),
+    }
+}
+
+/// The nodes that were made, or why they were not.
+#[allow(clippy::type_complexity, reason = "two kinds of failure: the server's, and no sense at all")]
+fn made(inner: &Inner, reply: &Reply) -> Result<std::result::Result<Vec<(String, Stat)>, i32>> {
+    if reply.code != code::OK {
+        return Ok(Err(reply.code));
+    }
+    let single = || {
+        let mut body = In(&reply.body);
+        Ok((body.text()?, body.stat()?))
+    };
+    // A text begins with its length and a slash; a multi's answer with a code and a flag.
+    if reply.body.get(4) == Some(&b'/') {
+        return Ok(Ok(vec![single().map_err(|odd| inner.odd(odd))?]));
+    }
+    let mut nodes = Vec::new();
+    for part in inner.parts(reply)? {
+        match part {
+            Part::Created(path, stat) => nodes.push((path, stat)),
+            Part::Failed(error) => return Ok(Err(error)),
+            Part::Done => {}
+        }
+    }
+    Ok(Ok(nodes))
+}
+
+/// A claim that was made before, or may have been; `None` if it is not there.
+async fn again(
+    inner: &Inner,
+    claim: &Claim,
+    mut record: Record,
+    sent: Moment,
+) -> Result<Option<Standing>> {
+    let forget = || {
+        inner.book.remove(&claim.key.token);
+        inner.waits.forget(&claim.key.token);
+    };
+    if record.session.has_ended() {
+        forget();
+        return Ok(None);
+    }
+    if record.paths.is_empty() {
+        match recover(inner, &record).await? {
+            Some(found) => record = found,
+            None => {
+                forget();
+                return Ok(None);
+            }
+        }
+    }
+    let session = Arc::clone(&record.session);
+    let check = Request::Multi(vec![Request::Check { path: record.paths[0].clone() }]);
+    let checked = session.send(check).await?;
+    let read = session.send(Request::Children { path: inner.layout.line(&record.name) }).await?;
+    let (checked, read) = (checked.answer().await?, read.answer().await?);
+    if inner.parts(&checked)?.iter().any(|part| *part == Part::Failed(code::NO_NODE)) {
+        forget();
+        return Ok(None);
+    }
+    let lineup = Lineup::new(inner.children(&read)?);
+    let kept = Kept { sent, safe_until: checked.safe_until };
+    settle(inner, claim, record, lineup, kept).await
+}
+
+/// Finds a claim whose answer was lost.
+pub(super) async fn recover(inner: &Inner, record: &Record) -> Result<Option<Record>> {
+    let lineup = inner.read_line_now(&record.session, &record.name).await?;
+    let Some(at) = lineup.place(record.ours) else { return Ok(None) };
+    let (entry, line) = (&lineup.entries[at], inner.layout.line(&record.name));
+    let first = format!("{line}/{}", entry.node);
+    let Some((_, stat)) = inner.data(&record.session, first.clone()).await? else {
+        return Ok(None);
+    };
+    let others = lineup.nodes_of(entry).filter(|node| *node != entry.node);
+    let others = others.map(|node| format!("{line}/{node}"));
+    let mut found = record.clone();
+    found.paths = [first].into_iter().chain(others).collect();
+    found.fence = fence(&stat);
+    Ok(Some(found))
+}
+
+pub(super) fn fence(stat: &Stat) -> u64 {
+    u64::try_from(stat.created).unwrap_or(0)
+}
+
+async fn undo(inner: &Inner, claim: &Claim, record: &Record) -> Result<()> {
+    let deletes = record.paths.iter().map(|path| Request::Delete { path: path.clone() });
+    record.session.ask(Request::Multi(deletes.collect())).await?;
+    inner.book.remove(&claim.key.token);
+    Ok(())
+}
+
+/// The claim is in line: does it hold? `None` if it is gone again.
+async fn settle(
+    inner: &Inner,
+    claim: &Claim,
+    mut record: Record,
+    lineup: Lineup,
+    kept: Kept,
+) -> Result<Option<Standing>> {
+    let (token, name) = (claim.key.token, claim.key.name.clone());
+    let Some(at) = lineup.place(record.ours) else {
+        inner.book.remove(&token);
+        inner.waits.forget(&token);
+        return Ok(None);
+    };
+    let ahead = &lineup.entries[..at];
+    if holds(modes(ahead), claim.mode) {
+        return Ok(Some(held(inner, claim, record, kept)));
+    }
+    if !claim.join {
+        let session = Arc::clone(&record.session);
+        undo(inner, claim, &record).await?;
+        let by = inner.holder_of_first(&session, &name, &lineup).await?;
+        return Ok(Some(Standing::Out { ahead: at, retry_in: RETRY_IN, by }));
+    }
+    (record.held, record.until) = (false, SystemClock.now() + claim.patience);
+    let wait = Wait {
+        name,
+        session: Arc::clone(&record.session),
+        ours: record.ours,
+        place: Place {
+            mode: claim.mode,
+            fence: record.fence,
+            ahead: ahead.to_vec(),
+            watched: Vec::new(),
+            kept: kept.safe_until >= kept.sent + claim.patience,
+        },
+    };
+    inner.book.enter(token, record.clone());
+    inner.waits.enter(token, wait);
+    let count = at;
+    match waits::stand(inner, token).await? {
+        Stands::Behind => {
+            Ok(Some(Standing::Queued { ahead: count, retry_in: RETRY_IN }))
+        }
+        Stands::Holds => Ok(Some(held(inner, claim, record, kept))),
+        Stands::Gone => {
+            inner.book.remove(&token);
+            inner.waits.forget(&token);
+            Ok(None)
+        }
+    }
+}
+
+fn held(inner: &Inner, claim: &Claim, mut record: Record, kept: Kept) -> Standing {
+    (record.held, record.until) = (true, SystemClock.now() + claim.ttl);
+    let fence = record.fence;
+    inner.book.enter(claim.key.token, record);
+    Standing::Held { fence, remaining: kept.remaining(claim.ttl) }
+}
