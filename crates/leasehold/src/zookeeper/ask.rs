@@ -17,10 +17,10 @@ use super::Inner;
 use super::book::Record;
 use super::detail::Detail;
 use super::nodes::{Attempt, Entry, Ours, holds, stems};
-use super::read::{Lineup, claim_acl, shared_acl};
+use super::read::{Lineup, MOMENT, claim_acl, shared_acl};
 use super::session::Reply;
 use super::waits::{self, Place, Stands, Wait};
-use super::wire::{In, Part, Request, Sort, Stat, code};
+use super::wire::{In, Odd, Part, Request, Sort, Stat, code};
 
 /// How often a claim is tried when the nodes above it go away under it.
 const ROUNDS_MAX: usize = 16;
@@ -147,10 +147,9 @@ async fn create(inner: &Inner, claim: &Claim) -> Result<Option<(Record, Lineup, 
     }
     let (created, read) = (created.answer().await?, read.answer().await?);
     match made(inner, &created)? {
-        Ok(nodes) => {
+        Ok(made) => {
             inner.known.add(name);
-            record.fence = nodes.first().map_or(0, |(_, stat)| fence(stat));
-            record.paths = nodes.into_iter().map(|(path, _)| path).collect();
+            (record.paths, record.fence) = (made.paths, made.fence);
             inner.book.enter(claim.key.token, record.clone());
             let lineup = Lineup::new(inner.children(&read)?);
             Ok(Some((record, lineup, created.safe_until)))
@@ -180,35 +179,47 @@ fn creation(inner: &Inner, claim: &Claim, ours: Ours, detail: &Detail) -> Reques
             sort: Sort::EphemeralSequential,
         })
         .collect();
-    match creations.len() {
-        1 => creations.remove(0),
-        _ => Request::Multi(creations),
+    if creations.len() == 1 {
+        return creations.remove(0);
     }
+    // Servers do not tell in which transaction several nodes were created together, but they do
+    // where something was written.
+    let path = inner.layout.own(MOMENT);
+    creations.push(Request::SetData { path, data: Vec::new(), version: -1 });
+    Request::Multi(creations)
 }
 
-/// The nodes that were made, or why they were not.
-#[allow(clippy::type_complexity, reason = "two kinds of failure: the server's, and no sense at all")]
-fn made(inner: &Inner, reply: &Reply) -> Result<std::result::Result<Vec<(String, Stat)>, i32>> {
+/// The nodes that were made, and the transaction that did it.
+struct Made {
+    paths: Vec<String>,
+    fence: u64,
+}
+
+/// What was made, or why it was not.
+fn made(inner: &Inner, reply: &Reply) -> Result<std::result::Result<Made, i32>> {
     if reply.code != code::OK {
         return Ok(Err(reply.code));
     }
-    let single = || {
-        let mut body = In(&reply.body);
-        Ok((body.text()?, body.stat()?))
-    };
     // A text begins with its length and a slash; a multi's answer with a code and a flag.
     if reply.body.get(4) == Some(&b'/') {
-        return Ok(Ok(vec![single().map_err(|odd| inner.odd(odd))?]));
+        let mut body = In(&reply.body);
+        let path = body.text().map_err(|odd| inner.odd(odd))?;
+        let fence = fence(&body.stat().map_err(|odd| inner.odd(odd))?);
+        return Ok(Ok(Made { paths: vec![path], fence }));
     }
-    let mut nodes = Vec::new();
+    let mut made = Made { paths: Vec::new(), fence: 0 };
     for part in inner.parts(reply)? {
         match part {
-            Part::Created(path, stat) => nodes.push((path, stat)),
+            Part::Created(path) => made.paths.push(path),
+            Part::Written(stat) => made.fence = u64::try_from(stat.modified).unwrap_or(0),
             Part::Failed(error) => return Ok(Err(error)),
             Part::Done => {}
         }
     }
-    Ok(Ok(nodes))
+    match made.fence {
+        0 => Err(inner.odd(Odd)),
+        _ => Ok(Ok(made)),
+    }
 }
 
 /// A claim that was made before, or may have been; `None` if it is not there.

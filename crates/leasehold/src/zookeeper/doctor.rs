@@ -15,7 +15,7 @@ use super::ZooKeeper;
 use super::failure;
 use super::nodes::Layout;
 use super::pool::{Pool, timeout_for};
-use super::read::{make, make_root};
+use super::read::{MOMENT, make, make_root};
 use super::session::Session;
 use super::settings::Servers;
 use super::wire::{In, Request, Sort, code};
@@ -34,6 +34,7 @@ pub(super) async fn greet(pool: &Pool, layout: &Layout) -> Result<u128> {
     make_root(&session, &layout.ancestors(), login, store).await?;
     let id = format!("{:032x}", rand::random::<u128>()).into_bytes();
     make(&session, path.clone(), Sort::Persistent, id, login, store).await?;
+    make(&session, layout.own(MOMENT), Sort::Persistent, Vec::new(), login, store).await?;
     read_id(&session, &path, store).await?.ok_or_else(|| failure::refusal(code::NO_NODE, store))
 }
 

@@ -16,6 +16,8 @@ use super::session::{Reply, Session};
 use super::wire::{Acl, In, Part, RIGHTS_ALL, RIGHTS_READ, Request, Sort, Stat};
 use super::wire::{code, read_children, read_parts};
 
+/// The store's node that is written when something is created, to learn in which transaction.
+pub(super) const MOMENT: &str = "moment";
 /// Names whose nodes are remembered to be there. Beyond that all are forgotten, which costs one
 /// more request for each.
 const KNOWN_MAX: usize = 10_000;
@@ -188,9 +190,13 @@ impl Inner {
 
     /// Makes a line's node, and those above it.
     pub(super) async fn make_line(&self, session: &Session, name: &Name) -> Result<()> {
-        make_root(session, &self.layout.ancestors(), self.has_login(), &self.info.store).await?;
+        let (login, store) = (self.has_login(), &self.info.store);
+        make_root(session, &self.layout.ancestors(), login, store).await?;
+        for path in [self.layout.own(""), self.layout.own(MOMENT)] {
+            make(session, path, Sort::Persistent, Vec::new(), login, store).await?;
+        }
         let line = self.layout.line(name);
-        make(session, line, Sort::Container, Vec::new(), self.has_login(), &self.info.store).await
+        make(session, line, Sort::Container, Vec::new(), login, store).await
     }
 }
 

@@ -7,6 +7,7 @@ use std::fmt;
 
 /// The codes of the requests this engine makes.
 pub(super) mod op {
+    pub(in crate::zookeeper) const CREATE: i32 = 1;
     pub(in crate::zookeeper) const DELETE: i32 = 2;
     pub(in crate::zookeeper) const EXISTS: i32 = 3;
     pub(in crate::zookeeper) const GET_DATA: i32 = 4;
@@ -125,12 +126,12 @@ impl<'a> In<'a> {
     }
 
     pub(super) fn stat(&mut self) -> Result<Stat, Odd> {
-        let (created, _modified, born_ms, _mtime) =
-            (self.long()?, self.long()?, self.long()?, self.long()?);
+        let (created, modified) = (self.long()?, self.long()?);
+        let (born_ms, _written_ms) = (self.long()?, self.long()?);
         let (version, _children, _acl) = (self.int()?, self.int()?, self.int()?);
-        let owner = self.long()?;
-        let (_length, _count, _last) = (self.int()?, self.int()?, self.long()?);
-        Ok(Stat { created, born_ms, version, owner })
+        let (_owner, _length) = (self.long()?, self.int()?);
+        let (_count, _last) = (self.int()?, self.long()?);
+        Ok(Stat { created, modified, born_ms, version })
     }
 }
 
@@ -139,12 +140,12 @@ impl<'a> In<'a> {
 pub(super) struct Stat {
     /// The transaction that created it.
     pub(super) created: i64,
+    /// The transaction that wrote it last.
+    pub(super) modified: i64,
     /// When, by the server's wall clock.
     pub(super) born_ms: i64,
     /// How often its data was written.
     pub(super) version: i32,
-    /// The session it ends with; 0 if with none.
-    pub(super) owner: i64,
 }
 
 /// How long a node lives, and whether it gets a number.
@@ -256,7 +257,8 @@ impl Request {
 /// What one part of a `Multi` came to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Part {
-    Created(String, Stat),
+    Created(String),
+    Written(Stat),
     Done,
     Failed(i32),
 }
@@ -270,11 +272,13 @@ pub(super) fn read_parts(body: &[u8]) -> Result<Vec<Part>, Odd> {
             return Ok(parts);
         }
         parts.push(match code {
-            op::CREATE2 | op::CREATE_CONTAINER => Part::Created(body.text()?, body.stat()?),
-            op::SET_DATA => {
+            op::CREATE => Part::Created(body.text()?),
+            op::CREATE2 => {
+                let path = body.text()?;
                 body.stat()?;
-                Part::Done
+                Part::Created(path)
             }
+            op::SET_DATA => Part::Written(body.stat()?),
             op::ERROR => match body.int()? {
                 code::OK => Part::Done,
                 error => Part::Failed(error),
