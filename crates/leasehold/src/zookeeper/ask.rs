@@ -16,6 +16,7 @@ use crate::line::{CLAIMS_MAX, Refusal};
 use super::Inner;
 use super::book::Record;
 use super::detail::Detail;
+use super::keep;
 use super::nodes::{Attempt, Entry, Ours, holds, stems};
 use super::read::{Lineup, MOMENT, claim_acl, shared_acl};
 use super::session::Reply;
@@ -42,6 +43,11 @@ pub(super) async fn claim(inner: &Inner, claim: &Claim) -> Result<Standing> {
     for _ in 0..ROUNDS_MAX {
         let sent = SystemClock.now();
         if let Some((record, lineup, safe_until)) = create(inner, claim).await? {
+            if lineup.made_elsewhere(&claim.key.token, record.ours.session) {
+                // Another client made it already; there is one claim for a token.
+                undo(inner, claim, &record).await?;
+                return keep::visit(inner, &claim.key, claim.ttl).await;
+            }
             if let Some(refusal) = refusal(claim, &lineup) {
                 undo(inner, claim, &record).await?;
                 return Err(refusal.into_error(claim));
@@ -63,6 +69,9 @@ pub(super) async fn claim(inner: &Inner, claim: &Claim) -> Result<Standing> {
 async fn is_taken(inner: &Inner, claim: &Claim) -> Result<Option<Standing>> {
     let (name, session) = (&claim.key.name, inner.pool.session(claim.ttl).await?);
     let lineup = inner.read_line(&session, name).await?;
+    if lineup.made_elsewhere(&claim.key.token, session.id()) {
+        return keep::visit(inner, &claim.key, claim.ttl).await.map(Some);
+    }
     if holds(modes(&lineup.entries), claim.mode) {
         return Ok(None);
     }

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::claim::{Renewal, Standing, Token};
+use crate::claim::{ClaimKey, Renewal, Standing, Token};
 use crate::clock::{Clock, SystemClock};
 use crate::error::Result;
 use crate::name::Name;
@@ -19,7 +19,7 @@ use super::book::Record;
 use super::detail::Detail;
 use super::nodes::{Attempt, holds, ttl_stem};
 use super::pool::timeout_for;
-use super::read::{Lineup, claim_acl};
+use super::read::{Lineup, claim_acl, make};
 use super::session::Session;
 use super::waits::{self, Stands};
 use super::wire::{Part, Request, Sort, code};
@@ -42,7 +42,7 @@ pub(super) async fn renew(inner: &Inner, renewals: &[Renewal]) -> Result<Vec<Sta
             Some(record) => {
                 groups.entry(record.ours.session).or_default().push(Case { at, renewal, record });
             }
-            None => standings[at] = Some(visit(inner, renewal).await?),
+            None => standings[at] = Some(visit(inner, &renewal.key, renewal.ttl).await?),
         }
     }
     for cases in groups.into_values() {
@@ -93,11 +93,17 @@ async fn renew_some(
     let kept = loop {
         let sent = SystemClock.now();
         let checks = cases.iter().map(|case| Request::Check { path: case.record.paths[0].clone() });
-        let reply = session.ask(Request::Multi(checks.collect())).await?;
+        let path = inner.layout.own(&mark(session.id()));
+        let now = Request::SetData { path: path.clone(), data: Vec::new(), version: -1 };
+        let reply = session.ask(Request::Multi(checks.chain([now]).collect())).await?;
         let parts = inner.parts(&reply)?;
         let missing = parts.iter().position(|part| *part == Part::Failed(code::NO_NODE));
         match missing {
             None => break Kept { sent, safe_until: reply.safe_until },
+            Some(index) if index == cases.len() => {
+                let (login, store) = (inner.has_login(), &inner.info.store);
+                make(&session, path, Sort::Ephemeral, Vec::new(), login, store).await?;
+            }
             Some(index) => {
                 let case = cases.remove(index);
                 forget(inner, &case.renewal.key.token);
@@ -114,6 +120,11 @@ async fn renew_some(
         standings[case.at] = Some(one(inner, case.renewal, case.record, line, kept).await?);
     }
     Ok(())
+}
+
+/// The store's node that a session writes when it renews: others see by it when that was.
+pub(super) fn mark(session: i64) -> String {
+    format!("session-{session:016x}")
 }
 
 /// The lines in which claims wait: what was not heard of them is seen here.
@@ -224,8 +235,8 @@ async fn out(inner: &Inner, session: &Session, name: &Name) -> Result<Standing> 
 
 /// Keeps a claim that another client made: its session is taken up for a moment, which makes its
 /// time start anew.
-async fn visit(inner: &Inner, renewal: &Renewal) -> Result<Standing> {
-    let (name, token) = (&renewal.key.name, &renewal.key.token);
+pub(super) async fn visit(inner: &Inner, key: &ClaimKey, ttl: Duration) -> Result<Standing> {
+    let (name, token) = (&key.name, &key.token);
     let reader = inner.pool.any().await?;
     let lineup = inner.read_line_now(&reader, name).await?;
     let attempt = Attempt::of(token);
@@ -242,7 +253,7 @@ async fn visit(inner: &Inner, renewal: &Renewal) -> Result<Standing> {
     };
     let sent = SystemClock.now();
     let identity = Detail::decode(&data).identity(token, ours.session);
-    let span = timeout_for(renewal.ttl);
+    let span = timeout_for(ttl);
     let session = match Session::open(inner.pool.servers(), span, Some(identity)).await {
         Ok(session) => session,
         Err(error) if error.is_transient() && inner.is_gone(&reader, name, &path).await? => {
@@ -256,9 +267,8 @@ async fn visit(inner: &Inner, renewal: &Renewal) -> Result<Standing> {
     let mut parts = vec![Request::Check { path }];
     let old = lineup.ttl_nodes(&stem).map(|node| format!("{line}/{node}"));
     parts.extend(old.map(|path| Request::Delete { path }));
-    let visit = rand::random::<u32>();
-    let ttl = renewal.ttl.as_millis();
-    parts.push(ttl_node(inner, format!("{line}/{stem}-visit-{visit:08x}-{ttl}ms")));
+    let (visit, millis) = (rand::random::<u32>(), ttl.as_millis());
+    parts.push(ttl_node(inner, format!("{line}/{stem}-visit-{visit:08x}-{millis}ms")));
     let reply = session.ask(Request::Multi(parts)).await;
     session.leave();
     let reply = reply?;
@@ -276,7 +286,7 @@ async fn visit(inner: &Inner, renewal: &Renewal) -> Result<Standing> {
     Ok(match holds {
         true => {
             let fence = super::ask::fence(&stat);
-            Standing::Held { fence, remaining: kept.remaining(renewal.ttl) }
+            Standing::Held { fence, remaining: kept.remaining(ttl) }
         }
         false => Standing::Queued { ahead: at, retry_in: RETRY_IN },
     })

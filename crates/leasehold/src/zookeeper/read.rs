@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::sync::Mutex;
 
-use crate::claim::Holder;
+use crate::claim::{Holder, Token};
 use crate::error::{Error, Result};
 use crate::name::Name;
 
@@ -11,7 +11,7 @@ use super::Inner;
 use super::detail::Detail;
 use super::failure;
 use super::lock;
-use super::nodes::{Entry, Ours, lineup, read_node};
+use super::nodes::{Attempt, Entry, Ours, lineup, read_node};
 use super::session::{Reply, Session};
 use super::wire::{Acl, In, Part, RIGHTS_ALL, RIGHTS_READ, Request, Sort, Stat};
 use super::wire::{code, read_children, read_parts};
@@ -60,6 +60,13 @@ impl Lineup {
 
     pub(super) fn place(&self, ours: Ours) -> Option<usize> {
         self.entries.iter().position(|entry| entry.ours == Some(ours))
+    }
+
+    /// Whether a claim with this token was made in another session.
+    pub(super) fn made_elsewhere(&self, token: &Token, session: i64) -> bool {
+        let attempt = Attempt::of(token);
+        let mut ours = self.entries.iter().filter_map(|entry| entry.ours);
+        ours.any(|ours| ours.attempt == attempt && ours.session != session)
     }
 
     /// All nodes of a claim.

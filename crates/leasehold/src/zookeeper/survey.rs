@@ -1,7 +1,7 @@
 //! Reading many lines: finding their names, and viewing them.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::claim::{Token, Ttl};
 use crate::clock::{Clock, Moment, SystemClock};
@@ -13,8 +13,9 @@ use crate::name::Name;
 use super::Inner;
 use super::ask::fence;
 use super::detail::Detail;
+use super::keep::mark;
 use super::leave::ttl_of;
-use super::nodes::{holding, ttl_stem};
+use super::nodes::{Entry, holding, ttl_stem};
 use super::read::Lineup;
 use super::session::Session;
 use super::wire::{Request, Stat};
@@ -35,12 +36,13 @@ pub(super) async fn inspect(inner: &Inner, query: &Query) -> Result<Page> {
             if lineup.entries.is_empty() {
                 continue;
             }
-            let line = line(inner, &session, name, lineup).await?;
+            let now = SystemClock.now();
+            let line = line(inner, &session, name, lineup, now).await?;
             let admitted = match &query.select {
                 Select::Holder(holder) => line.has_claim_of(*holder),
                 _ => true,
             };
-            let view = line.view(name, SystemClock.now()).filter(|_| admitted);
+            let view = line.view(name, now).filter(|_| admitted);
             let Some(view) = view else { continue };
             if page.lines.len() == query.page_lines() {
                 page.next = page.lines.last().map(|last: &LineView| last.name.clone());
@@ -129,38 +131,64 @@ async fn line(
     session: &Session,
     name: &Name,
     lineup: Lineup,
+    now: Moment,
 ) -> Result<Line<()>> {
     let details = details(inner, session, name, &lineup).await?;
-    let now = SystemClock.now();
     let held = holding(&lineup.entries);
-    let claims = lineup.entries.iter().zip(details).enumerate();
-    let entries = claims.filter_map(|(at, (entry, detail))| {
-        let (detail, stat) = detail?;
-        let ttl = entry.ours.map(ttl_stem).and_then(|stem| {
-            lineup.ttl_nodes(&stem).find_map(ttl_of)
-        });
-        let ttl = ttl.unwrap_or(detail.ttl);
+    let mut entries = Vec::with_capacity(details.len());
+    for (at, (entry, detail)) in lineup.entries.iter().zip(details).enumerate() {
+        let Some((detail, stat)) = detail else { continue };
+        let (ttl, kept_ms) = kept(inner, session, name, &lineup, entry, &detail, &stat).await?;
         let joined: Moment = now - detail.age();
-        Some(LineEntry {
+        entries.push(LineEntry {
             fence: fence(&stat),
             token: Token::from_bytes([0; 16]),
             mode: entry.mode,
             joined,
             granted: (at < held).then_some(joined),
-            expires: now + remaining(ttl, at < held),
+            expires: now + remaining(ttl, at < held, kept_ms),
             holder: detail.holder,
             note: detail.note,
             bell: (),
-        })
-    });
+        });
+    }
     Ok(Line::from_iter(entries))
 }
 
-/// How long a claim has without another word: when its client last said one is known to its client
-/// alone, so this is the most it can be.
-fn remaining(ttl: Duration, holds: bool) -> Duration {
-    match (holds, Ttl::new(ttl)) {
+/// A claim's ttl, and when it was last kept for that long, as far as can be seen: when its node
+/// was made, when it got another ttl, or when its session last renewed something.
+async fn kept(
+    inner: &Inner,
+    session: &Session,
+    name: &Name,
+    lineup: &Lineup,
+    entry: &Entry,
+    detail: &Detail,
+    stat: &Stat,
+) -> Result<(Duration, i64)> {
+    let Some(ours) = entry.ours else { return Ok((Ttl::MAX, i64::MAX)) };
+    let (mut ttl, mut kept_ms) = (detail.ttl, stat.born_ms);
+    let stem = ttl_stem(ours);
+    if let Some(node) = lineup.ttl_nodes(&stem).next() {
+        ttl = ttl_of(node).unwrap_or(ttl);
+        let path = format!("{}/{node}", inner.layout.line(name));
+        let found = inner.data(session, path).await?;
+        kept_ms = found.map_or(kept_ms, |(_, stat)| stat.born_ms);
+    }
+    let mark = inner.layout.own(&mark(ours.session));
+    if let Some((_, stat)) = inner.data(session, mark).await? {
+        kept_ms = kept_ms.max(stat.written_ms);
+    }
+    Ok((ttl, kept_ms))
+}
+
+/// How long a claim has without another word. It is told by wall clocks, so only for people.
+fn remaining(ttl: Duration, holds: bool, kept_ms: i64) -> Duration {
+    let whole = match (holds, Ttl::new(ttl)) {
         (false, Ok(ttl)) => ttl.patience(),
         _ => ttl.min(Ttl::MAX),
-    }
+    };
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let kept = Duration::from_millis(u64::try_from(kept_ms).unwrap_or(0));
+    whole.saturating_sub(now.saturating_sub(kept))
 }

@@ -127,11 +127,11 @@ impl<'a> In<'a> {
 
     pub(super) fn stat(&mut self) -> Result<Stat, Odd> {
         let (created, modified) = (self.long()?, self.long()?);
-        let (born_ms, _written_ms) = (self.long()?, self.long()?);
+        let (born_ms, written_ms) = (self.long()?, self.long()?);
         let (version, _children, _acl) = (self.int()?, self.int()?, self.int()?);
         let (_owner, _length) = (self.long()?, self.int()?);
         let (_count, _last) = (self.int()?, self.long()?);
-        Ok(Stat { created, modified, born_ms, version })
+        Ok(Stat { created, modified, born_ms, written_ms, version })
     }
 }
 
@@ -144,6 +144,8 @@ pub(super) struct Stat {
     pub(super) modified: i64,
     /// When, by the server's wall clock.
     pub(super) born_ms: i64,
+    /// When it was last written, likewise.
+    pub(super) written_ms: i64,
     /// How often its data was written.
     pub(super) version: i32,
 }
