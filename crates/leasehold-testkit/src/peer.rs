@@ -43,6 +43,9 @@ pub enum PeerKind {
     Asyncpg,
     /// `Lock` of kazoo on ZooKeeper. It has no ttl, and cannot be extended.
     Kazoo,
+    /// What Curator's `InterProcessMutex` does on ZooKeeper, in Python: its nodes, its order and
+    /// whom it watches. As kazoo, without a ttl.
+    Curator,
 }
 
 impl PeerKind {
@@ -69,7 +72,7 @@ impl PeerKind {
             | PeerKind::Asyncpg => name.to_owned(),
             PeerKind::PythonRedisLock => format!("lock:{name}"),
             PeerKind::RedisSemaphore => format!("mutex:{name}"),
-            PeerKind::Kazoo => format!("/{name}"),
+            PeerKind::Kazoo | PeerKind::Curator => format!("/{name}"),
         }
     }
 
@@ -84,6 +87,7 @@ impl PeerKind {
             PeerKind::Psycopg => "psycopg",
             PeerKind::Asyncpg => "asyncpg",
             PeerKind::Kazoo => "kazoo",
+            PeerKind::Curator => "curator",
         }
     }
 
@@ -174,6 +178,12 @@ impl Peer {
     pub async fn extend(&mut self, name: &str, ttl: Duration) -> Result<bool> {
         let request = format!("extend {} {}", word(name), ttl.as_millis());
         self.ask(&request, Duration::ZERO, ["extended", "gone"]).await
+    }
+
+    /// Writes a node of ZooKeeper, whosever it is; false when that is not allowed.
+    pub async fn write(&mut self, node: &str) -> Result<bool> {
+        let request = format!("write {}", word(node));
+        self.ask(&request, Duration::ZERO, ["written", "refused"]).await
     }
 
     /// Ends the process with `SIGKILL`, as a crash would.
