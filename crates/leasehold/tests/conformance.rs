@@ -50,7 +50,7 @@ const ENGINES: &[(&str, Make)] = &[
     #[cfg(feature = "sqlite")]
     ("sqlite", || Ok(Arc::new(sqlite::SqliteStore::new()?))),
     #[cfg(feature = "zookeeper")]
-    ("zookeeper", || Ok(Arc::new(zookeeper::one()?))),
+    ("zookeeper", || Ok(Arc::new(zookeeper::ensemble()?))),
 ];
 
 fn trials(engine: &str, make: Make) -> Vec<Trial> {
@@ -320,7 +320,7 @@ mod sqlite {
 
 #[cfg(feature = "zookeeper")]
 mod zookeeper {
-    //! A server that lives as long as this program, and a node of its own for each store.
+    //! An ensemble that lives as long as this program, and a node of its own for each store.
 
     use super::*;
     use std::sync::OnceLock;
@@ -334,16 +334,16 @@ mod zookeeper {
         url: String,
     }
 
-    pub(super) fn one() -> std::result::Result<ZooKeeperStore, Failure> {
-        static SERVER: OnceLock<servers::Server> = OnceLock::new();
+    pub(super) fn ensemble() -> std::result::Result<ZooKeeperStore, Failure> {
+        static SERVERS: OnceLock<servers::Group> = OnceLock::new();
         static NEXT: AtomicU64 = AtomicU64::new(0);
         // Cases have ttls beyond the sessions that a server allows by itself.
-        let server = once(&SERVER, || {
+        let servers = once(&SERVERS, || {
             let options = servers::Zookeeper::new();
-            options.setting("maxSessionTimeout", "200000000").start_blocking()
+            options.setting("maxSessionTimeout", "200000000").start_ensemble_blocking()
         })?;
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        Ok(ZooKeeperStore { url: format!("{}/store{number}", server.url()) })
+        Ok(ZooKeeperStore { url: format!("{}/store{number}", servers.url()) })
     }
 
     #[async_trait]

@@ -338,9 +338,7 @@ async fn settle(
     inner.waits.enter(token, wait);
     let count = at;
     match waits::stand(inner, token).await? {
-        Stands::Behind => {
-            Ok(Some(Standing::Queued { ahead: count, retry_in: RETRY_IN }))
-        }
+        Stands::Behind => Ok(Some(Standing::Queued { ahead: count, retry_in: RETRY_IN })),
         Stands::Holds => Ok(Some(held(inner, claim, record, kept))),
         Stands::Gone => {
             inner.book.remove(&token);

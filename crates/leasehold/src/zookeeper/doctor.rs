@@ -291,7 +291,8 @@ mod tests {
 
     #[test]
     fn what_a_server_says_is_understood() {
-        let text = "Zookeeper version: 3.8.0-${mvngit.commit.id}, built on 2022-11-18\nMode: leader\n";
+        let text =
+            "Zookeeper version: 3.8.0-${mvngit.commit.id}, built on 2022-11-18\nMode: leader\n";
         let said = Said::read(text).expect("it says so");
         assert_eq!(said, Said { version: (3, 8, 0), mode: "leader".into() });
         assert_eq!(Said::read("srvr is not executed because it is not in the whitelist."), None);

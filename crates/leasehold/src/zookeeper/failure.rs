@@ -18,7 +18,9 @@ pub(super) fn refusal(error: i32, store: &str) -> Error {
             false,
         ),
         code::AUTH_FAILED => ("it does not accept this user and password".to_owned(), false),
-        code::UNIMPLEMENTED => ("it is too old: ZooKeeper 3.6 or later is needed".to_owned(), false),
+        code::UNIMPLEMENTED => {
+            ("it is too old: ZooKeeper 3.6 or later is needed".to_owned(), false)
+        }
         code::QUOTA => ("the quota of its locks' node is used up".to_owned(), false),
         code::THROTTLED => ("it has too much to do".to_owned(), true),
         error => (format!("it answered with error {error}"), false),

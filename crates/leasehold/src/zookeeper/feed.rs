@@ -107,7 +107,7 @@ impl Listener for Ear {
         }
     }
 
-    fn back(&self) {
+    fn back(&self, _session: i64) {
         self.deaf.store(true, Ordering::Release);
         // An event that is none wakes the watcher.
         drop(self.events.try_send((Change::Other, String::new())));
@@ -267,9 +267,8 @@ impl Feed {
     async fn arrive(&mut self, name: &Name, node: &str, path: &str) {
         let Some(entry) = read_node(node.to_owned()) else { return };
         let line = self.lines.entry(name.clone()).or_default();
-        let is_known = |seen: &Seen| {
-            seen.node == node || (seen.ours.is_some() && seen.ours == entry.ours)
-        };
+        let is_known =
+            |seen: &Seen| seen.node == node || (seen.ours.is_some() && seen.ours == entry.ours);
         if line.iter().any(is_known) {
             return;
         }

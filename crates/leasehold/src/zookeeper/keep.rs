@@ -168,7 +168,10 @@ async fn one(
         ahead = at;
         let before = &line.entries[..at];
         record.held = holds(modes(before), record.mode);
-        if !record.held {
+        if record.held {
+            // Whoever waits need not ask once more.
+            waits::ring_held(inner, &token);
+        } else {
             inner.waits.change(&token, |wait| {
                 wait.place.ahead = before.to_vec();
                 wait.place.kept = kept.safe_until >= kept.sent + renewal.patience;
@@ -240,9 +243,10 @@ pub(super) async fn visit(inner: &Inner, key: &ClaimKey, ttl: Duration) -> Resul
     let reader = inner.pool.any().await?;
     let lineup = inner.read_line_now(&reader, name).await?;
     let attempt = Attempt::of(token);
-    let found = lineup.entries.iter().position(|entry| {
-        entry.ours.is_some_and(|ours| ours.attempt == attempt)
-    });
+    let found = lineup
+        .entries
+        .iter()
+        .position(|entry| entry.ours.is_some_and(|ours| ours.attempt == attempt));
     let Some((at, ours)) = found.and_then(|at| Some((at, lineup.entries[at].ours?))) else {
         return out(inner, &reader, name).await;
     };
@@ -274,7 +278,9 @@ pub(super) async fn visit(inner: &Inner, key: &ClaimKey, ttl: Duration) -> Resul
     let reply = reply?;
     for part in inner.parts(&reply)? {
         match part {
-            Part::Failed(code::NO_NODE) if inner.read_line_now(&reader, name).await?.place(ours).is_none() => {
+            Part::Failed(code::NO_NODE)
+                if inner.read_line_now(&reader, name).await?.place(ours).is_none() =>
+            {
                 return out(inner, &reader, name).await;
             }
             Part::Failed(error) => return Err(inner.refusal(error)),

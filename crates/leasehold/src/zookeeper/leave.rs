@@ -30,11 +30,20 @@ const AGAIN: Duration = Duration::from_secs(1);
 pub(super) async fn release(inner: &Inner, keys: &[ClaimKey]) -> Result<Vec<Released>> {
     let mut released = Vec::with_capacity(keys.len());
     for some in keys.chunks(AT_ONCE) {
-        for one in join_all(some.iter().map(|key| release_one(inner, key))).await {
+        for one in join_all(some.iter().map(|key| release_surely(inner, key))).await {
             released.push(one?);
         }
     }
     Ok(released)
+}
+
+/// A session moves when its server goes, or when somebody with a handle takes it up for a moment;
+/// what was on its way then is asked once more.
+async fn release_surely(inner: &Inner, key: &ClaimKey) -> Result<Released> {
+    match release_one(inner, key).await {
+        Err(error) if error.is_transient() => release_one(inner, key).await,
+        released => released,
+    }
 }
 
 async fn release_one(inner: &Inner, key: &ClaimKey) -> Result<Released> {
@@ -122,9 +131,10 @@ async fn release_by_handle(inner: &Inner, key: &ClaimKey) -> Result<Released> {
     let attempt = Attempt::of(&key.token);
     for _ in 0..ROUNDS_MAX {
         let lineup = inner.read_line_now(&session, &key.name).await?;
-        let entry = lineup.entries.iter().find(|entry| {
-            entry.ours.is_some_and(|ours| ours.attempt == attempt)
-        });
+        let entry = lineup
+            .entries
+            .iter()
+            .find(|entry| entry.ours.is_some_and(|ours| ours.attempt == attempt));
         let Some((entry, ours)) = entry.and_then(|entry| Some((entry, entry.ours?))) else {
             return told(inner, key).await;
         };
@@ -230,7 +240,9 @@ async fn expire(inner: &Inner, token: &Token, mut record: Record) -> Result<()> 
                 inner.book.remove(token);
                 return Ok(());
             }
-            code::NO_NODE if inner.data(&record.session, record.paths[0].clone()).await?.is_none() => {
+            code::NO_NODE
+                if inner.data(&record.session, record.paths[0].clone()).await?.is_none() =>
+            {
                 inner.book.remove(token);
                 return Ok(());
             }
@@ -295,9 +307,8 @@ async fn evict_once(
     }
     let word = Farewell::Evicted { reason: order.reason.clone() };
     let mut parts = feed::words(inner, session, &nodes, &word).await?;
-    parts.extend(
-        deletes.into_iter().map(|node| Request::Delete { path: format!("{line}/{node}") }),
-    );
+    parts
+        .extend(deletes.into_iter().map(|node| Request::Delete { path: format!("{line}/{node}") }));
     let reply = session.ask(Request::Multi(parts)).await?;
     match failed(&inner.parts(&reply)?) {
         code::OK => Ok(Some(evicted)),

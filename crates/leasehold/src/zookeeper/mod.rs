@@ -85,9 +85,8 @@ impl Listener for Inner {
         waits::heard(self, change, path);
     }
 
-    fn back(&self) {
-        self.waits.unwatched();
-        self.belfry.ring_all();
+    fn back(&self, session: i64) {
+        waits::back(self, session);
     }
 }
 

@@ -282,9 +282,30 @@ mod tests {
     #[test]
     fn odd_names_have_nodes_of_their_own_and_lead_back() {
         let odd = [
-            "a", "a/b", "/", ".", "..", "...", "%", "%2F", "%2f", "zookeeper", "%leasehold", "😀",
-            "\u{1}", "\u{7f}", "\u{85}", "\u{e000}", "\u{ffff}", "é", "e\u{301}", "a\nb", " a", "名",
-            "%7Aookeeper", "leasehold",
+            "a",
+            "a/b",
+            "/",
+            ".",
+            "..",
+            "...",
+            "%",
+            "%2F",
+            "%2f",
+            "zookeeper",
+            "%leasehold",
+            "😀",
+            "\u{1}",
+            "\u{7f}",
+            "\u{85}",
+            "\u{e000}",
+            "\u{ffff}",
+            "é",
+            "e\u{301}",
+            "a\nb",
+            " a",
+            "名",
+            "%7Aookeeper",
+            "leasehold",
         ];
         for root in ["", "/locks", "/my/app"] {
             let layout = Layout::new(root.into());

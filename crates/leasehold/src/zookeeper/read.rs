@@ -182,9 +182,7 @@ impl Inner {
     ) -> Result<Option<Holder>> {
         let line = self.layout.line(name);
         for entry in &lineup.entries {
-            if let Some((data, _)) =
-                self.data(session, format!("{line}/{}", entry.node)).await?
-            {
+            if let Some((data, _)) = self.data(session, format!("{line}/{}", entry.node)).await? {
                 let detail = match entry.ours {
                     Some(_) => Detail::decode(&data),
                     None => Detail::foreign(),

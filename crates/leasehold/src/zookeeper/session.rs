@@ -52,7 +52,7 @@ pub(super) trait Listener: Send + Sync + 'static {
     fn heard(&self, change: Change, path: &str);
 
     /// The session is connected again, or over; what happened meanwhile was not heard.
-    fn back(&self);
+    fn back(&self, session: i64);
 }
 
 /// What came back for a request.
@@ -400,7 +400,8 @@ impl Driver {
                         (status.connected, status.ended) = (false, true);
                         status.cause.clear();
                     });
-                    self.tell(|listener| listener.back());
+                    let id = self.shared.status.borrow().id;
+                    self.tell(|listener| listener.back(id));
                     return;
                 }
             }
@@ -494,7 +495,8 @@ impl Driver {
             status.times += 1;
             status.cause.clear();
         });
-        self.tell(|listener| listener.back());
+        let id = self.shared.status.borrow().id;
+        self.tell(|listener| listener.back(id));
         Ok(connection)
     }
 

@@ -84,11 +84,16 @@ impl Waits {
         }
     }
 
-    /// A connection broke, and with it what was watched.
-    pub(super) fn unwatched(&self) {
-        for wait in lock(&self.waits).values_mut() {
-            wait.place.watched.clear();
-        }
+    /// A connection broke, and with it what was watched. Returns whom that concerns.
+    fn unwatched(&self, session: i64) -> Vec<Token> {
+        let mut waits = lock(&self.waits);
+        let concerned = waits.iter_mut().filter(|(_, wait)| wait.ours.session == session);
+        concerned
+            .map(|(token, wait)| {
+                wait.place.watched.clear();
+                *token
+            })
+            .collect()
     }
 
     fn heard(&self, change: Change, path: &str) -> Vec<(Token, Then)> {
@@ -153,6 +158,20 @@ pub(super) fn heard(inner: &Inner, change: Change, path: &str) {
     }
 }
 
+/// A session is connected again, or over: those who wait on it ask how they stand.
+pub(super) fn back(inner: &Inner, session: i64) {
+    for token in inner.waits.unwatched(session) {
+        ring(inner, &token, 0);
+    }
+}
+
+/// A claim was found to hold: whoever waits for it starts, or asks if it is not sure for how long.
+pub(super) fn ring_held(inner: &Inner, token: &Token) {
+    if let Some(Wait { place: Place { kept, fence, .. }, .. }) = inner.waits.get(token) {
+        ring(inner, token, if kept { fence } else { 0 });
+    }
+}
+
 fn ring(inner: &Inner, token: &Token, fence: u64) {
     if fence > 0 {
         inner.book.change(token, |record| record.held = true);
@@ -169,10 +188,7 @@ async fn look(inner: &Inner, token: Token) {
     };
     match standing {
         Ok(Stands::Behind) => {}
-        Ok(Stands::Holds) => {
-            let kept = inner.waits.get(&token).is_some_and(|wait| wait.place.kept);
-            ring(inner, &token, if kept { wait.place.fence } else { 0 });
-        }
+        Ok(Stands::Holds) => ring_held(inner, &token),
         Ok(Stands::Gone) => ring(inner, &token, 0),
         Err(error) => {
             tracing::debug!(%error, "a waiting claim could not look at its line");

@@ -173,19 +173,43 @@ pub(super) const RIGHTS_READ: i32 = 1;
 /// One request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Request {
-    Create { path: String, data: Vec<u8>, acl: Vec<Acl>, sort: Sort },
-    Delete { path: String },
-    Exists { path: String, watch: bool },
-    GetData { path: String },
-    SetData { path: String, data: Vec<u8>, version: i32 },
-    Children { path: String },
-    Sync { path: String },
+    Create {
+        path: String,
+        data: Vec<u8>,
+        acl: Vec<Acl>,
+        sort: Sort,
+    },
+    Delete {
+        path: String,
+    },
+    Exists {
+        path: String,
+        watch: bool,
+    },
+    GetData {
+        path: String,
+    },
+    SetData {
+        path: String,
+        data: Vec<u8>,
+        version: i32,
+    },
+    Children {
+        path: String,
+    },
+    Sync {
+        path: String,
+    },
     /// Fails if the node is not there. Only inside `Multi`.
-    Check { path: String },
+    Check {
+        path: String,
+    },
     /// All of them or none.
     Multi(Vec<Request>),
     /// Hears of everything below, for ever.
-    WatchBelow { path: String },
+    WatchBelow {
+        path: String,
+    },
 }
 
 impl Request {

@@ -67,7 +67,10 @@ async fn f85_any_member_killed_while_a_lock_is_held_and_waited_for_loses_nothing
         server.restart().await.expect("it starts again");
     }
     handed_over(lease, &mut waiter).await;
-    until("an empty store", async || group.servers().iter().all(|server| claims(server).is_empty())).await;
+    until("an empty store", async || {
+        group.servers().iter().all(|server| claims(server).is_empty())
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -79,7 +82,8 @@ async fn f92_stopped_leader_loses_nothing_and_does_no_harm_when_it_goes_on() {
     })
     .await;
     let (_client, lease, mut waiter) = {
-        let rest: Vec<String> = others(&group, stopped).map(|server| server.address().to_string()).collect();
+        let rest: Vec<String> =
+            others(&group, stopped).map(|server| server.address().to_string()).collect();
         let url = format!("zk://{}", rest.join(","));
         let [one, two] = [client(&url).await, client(&url).await];
         let lease = one.mutex("after").ttl(TTL).lock().await.expect("it is free");

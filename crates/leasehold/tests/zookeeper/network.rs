@@ -186,3 +186,37 @@ async fn f117_order_is_kept_over_reset_connections() {
         soon("an answer", lease.release()).await.expect("one");
     }
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f89_f110_departure_that_is_not_told_is_found_although_nothing_broke() {
+    let server = server().await;
+    let (proxy, far, near) = apart(&server).await;
+    let lease = near.mutex("deaf").ttl(LONG).lock().await.expect("free");
+    let mut waiter = Waiter::start(far.claim("deaf").ttl(LONG));
+    until_waiting(&near, "deaf", 1).await;
+    // From here on the client hears nothing, and its connections stay open.
+    proxy.lose_reply_to("/deaf", AfterLoss::Silence);
+    until("a reply to be lost", async || proxy.traffic().replies_lost == 1).await;
+    lease.release().await.expect("an answer");
+    assert!(waiter.granted().await.is_held());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f06_connections_reset_again_and_again_lose_nothing() {
+    let server = server().await;
+    let (proxy, far, near) = apart(&server).await;
+    let ttl = Duration::from_secs(4);
+    let lease = far.mutex("reset").ttl(ttl).lock().await.expect("free");
+    let begun = lease.safe_until();
+    until("many renewals", async || {
+        assert_ne!(lease.state(), LeaseState::Lost);
+        lease.safe_until().since(begun) > ttl * 2 || {
+            proxy.reset_all();
+            tokio::time::sleep(Duration::from_millis(150)).await;
+            false
+        }
+    })
+    .await;
+    assert!(near.mutex("reset").try_lock().await.expect("an answer").is_none());
+    assert_eq!(soon("an answer", lease.release()).await.expect("one"), Released::Released);
+}

@@ -111,7 +111,8 @@ async fn adopted_lease_outlives_the_ttl_that_its_living_first_client_counts() {
     .await;
     // Nobody renews any more, and the first client ends it.
     drop(lease.detach().await.expect("a handle"));
-    until("the end of its ttl", async || two.show("kept").await.expect("an answer").is_none()).await;
+    until("the end of its ttl", async || two.show("kept").await.expect("an answer").is_none())
+        .await;
     assert_eq!(beside.release().await.expect("an answer"), Released::Released);
 }
 
