@@ -260,7 +260,7 @@ async fn again(
     let checked = session.send(check).await?;
     let read = session.send(Request::Children { path: inner.layout.line(&record.name) }).await?;
     let (checked, read) = (checked.answer().await?, read.answer().await?);
-    if inner.parts(&checked)?.iter().any(|part| *part == Part::Failed(code::NO_NODE)) {
+    if inner.parts(&checked)?.contains(&Part::Failed(code::NO_NODE)) {
         forget();
         return Ok(None);
     }
