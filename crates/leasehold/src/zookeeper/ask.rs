@@ -30,7 +30,7 @@ pub(super) const RETRY_IN: Duration = Duration::from_secs(10);
 
 pub(super) async fn claim(inner: &Inner, claim: &Claim) -> Result<Standing> {
     let sent = SystemClock.now();
-    if let Some(record) = inner.book.get(&claim.key.name, &claim.key.token)
+    if let Some(record) = inner.book.get(&claim.key)
         && let Some(standing) = again(inner, claim, record, sent).await?
     {
         return Ok(standing);
@@ -53,7 +53,7 @@ pub(super) async fn claim(inner: &Inner, claim: &Claim) -> Result<Standing> {
                 return Err(refusal.into_error(claim));
             }
             let kept = Kept { sent, safe_until };
-            if let Some(standing) = settle(inner, claim, record, lineup, kept).await? {
+            if let Some(standing) = settle(inner, claim, record, lineup, (kept, true)).await? {
                 return Ok(standing);
             }
         }
@@ -135,7 +135,7 @@ async fn create(inner: &Inner, claim: &Claim) -> Result<Option<(Record, Lineup, 
         until: SystemClock.now() + claim.ttl.max(claim.patience),
     };
     // Before it is sent: whatever becomes of the answer, the claim is looked for.
-    inner.book.enter(claim.key.token, record.clone());
+    inner.book.enter(claim.key.clone(), record.clone());
     let line = inner.layout.line(name);
     let container = match inner.known.has(name) {
         true => None,
@@ -150,7 +150,7 @@ async fn create(inner: &Inner, claim: &Claim) -> Result<Option<(Record, Lineup, 
     if let Some(container) = container {
         let made = container.answer().await?;
         if !matches!(made.code, code::OK | code::NODE_EXISTS | code::NO_NODE | code::NO_AUTH) {
-            inner.book.remove(&claim.key.token);
+            inner.book.remove(&claim.key);
             return Err(inner.refusal(made.code));
         }
     }
@@ -159,12 +159,12 @@ async fn create(inner: &Inner, claim: &Claim) -> Result<Option<(Record, Lineup, 
         Ok(made) => {
             inner.known.add(name);
             (record.paths, record.fence) = (made.paths, made.fence);
-            inner.book.enter(claim.key.token, record.clone());
+            inner.book.enter(claim.key.clone(), record.clone());
             let lineup = Lineup::new(inner.children(&read)?);
             Ok(Some((record, lineup, created.safe_until)))
         }
         Err(error) => {
-            inner.book.remove(&claim.key.token);
+            inner.book.remove(&claim.key);
             if error != code::NO_NODE {
                 return Err(inner.refusal(error));
             }
@@ -239,8 +239,8 @@ async fn again(
     sent: Moment,
 ) -> Result<Option<Standing>> {
     let forget = || {
-        inner.book.remove(&claim.key.token);
-        inner.waits.forget(&claim.key.token);
+        inner.book.remove(&claim.key);
+        inner.waits.forget(&claim.key);
     };
     if record.session.has_ended() {
         forget();
@@ -266,7 +266,7 @@ async fn again(
     }
     let lineup = Lineup::new(inner.children(&read)?);
     let kept = Kept { sent, safe_until: checked.safe_until };
-    settle(inner, claim, record, lineup, kept).await
+    settle(inner, claim, record, lineup, (kept, false)).await
 }
 
 /// Finds a claim whose answer was lost.
@@ -293,7 +293,7 @@ pub(super) fn fence(stat: &Stat) -> u64 {
 async fn undo(inner: &Inner, claim: &Claim, record: &Record) -> Result<()> {
     let deletes = record.paths.iter().map(|path| Request::Delete { path: path.clone() });
     record.session.ask(Request::Multi(deletes.collect())).await?;
-    inner.book.remove(&claim.key.token);
+    inner.book.remove(&claim.key);
     Ok(())
 }
 
@@ -303,19 +303,19 @@ async fn settle(
     claim: &Claim,
     mut record: Record,
     lineup: Lineup,
-    kept: Kept,
+    (kept, is_new): (Kept, bool),
 ) -> Result<Option<Standing>> {
-    let (token, name) = (claim.key.token, claim.key.name.clone());
+    let (key, name) = (&claim.key, claim.key.name.clone());
     let Some(at) = lineup.place(record.ours) else {
-        inner.book.remove(&token);
-        inner.waits.forget(&token);
+        inner.book.remove(key);
+        inner.waits.forget(key);
         return Ok(None);
     };
     let ahead = &lineup.entries[..at];
     if holds(modes(ahead), claim.mode) {
         return Ok(Some(held(inner, claim, record, kept)));
     }
-    if !claim.join {
+    if !claim.join && is_new {
         let session = Arc::clone(&record.session);
         undo(inner, claim, &record).await?;
         let by = inner.holder_of_first(&session, &name, &lineup).await?;
@@ -334,15 +334,15 @@ async fn settle(
             kept: kept.safe_until >= kept.sent + claim.patience,
         },
     };
-    inner.book.enter(token, record.clone());
-    inner.waits.enter(token, wait);
+    inner.book.enter(key.clone(), record.clone());
+    inner.waits.enter(key.clone(), wait);
     let count = at;
-    match waits::stand(inner, token).await? {
+    match waits::stand(inner, key).await? {
         Stands::Behind => Ok(Some(Standing::Queued { ahead: count, retry_in: RETRY_IN })),
         Stands::Holds => Ok(Some(held(inner, claim, record, kept))),
         Stands::Gone => {
-            inner.book.remove(&token);
-            inner.waits.forget(&token);
+            inner.book.remove(key);
+            inner.waits.forget(key);
             Ok(None)
         }
     }
@@ -351,6 +351,6 @@ async fn settle(
 fn held(inner: &Inner, claim: &Claim, mut record: Record, kept: Kept) -> Standing {
     (record.held, record.until) = (true, SystemClock.now() + claim.ttl);
     let fence = record.fence;
-    inner.book.enter(claim.key.token, record);
+    inner.book.enter(claim.key.clone(), record);
     Standing::Held { fence, remaining: kept.remaining(claim.ttl) }
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 
-use crate::claim::{Mode, Token};
+use crate::claim::{ClaimKey, Mode};
 use crate::clock::Moment;
 use crate::name::Name;
 
@@ -39,7 +39,7 @@ pub(super) struct Record {
 
 #[derive(Debug, Default)]
 pub(super) struct Book {
-    records: Mutex<HashMap<Token, Record>>,
+    records: Mutex<HashMap<ClaimKey, Record>>,
     /// Rung when a claim may end sooner than all before.
     pub(super) sooner: Notify,
     /// When the janitor looks next.
@@ -47,27 +47,26 @@ pub(super) struct Book {
 }
 
 impl Book {
-    /// The record of a claim on this name.
-    pub(super) fn get(&self, name: &Name, token: &Token) -> Option<Record> {
-        lock(&self.records).get(token).filter(|record| record.name == *name).cloned()
+    pub(super) fn get(&self, key: &ClaimKey) -> Option<Record> {
+        lock(&self.records).get(key).cloned()
     }
 
-    pub(super) fn enter(&self, token: Token, record: Record) {
+    pub(super) fn enter(&self, key: ClaimKey, record: Record) {
         let until = record.until;
-        lock(&self.records).insert(token, record);
+        lock(&self.records).insert(key, record);
         if lock(&self.next).is_none_or(|next| until < next) {
             self.sooner.notify_one();
         }
     }
 
-    pub(super) fn remove(&self, token: &Token) {
-        lock(&self.records).remove(token);
+    pub(super) fn remove(&self, key: &ClaimKey) {
+        lock(&self.records).remove(key);
     }
 
-    pub(super) fn change(&self, token: &Token, change: impl FnOnce(&mut Record)) {
+    pub(super) fn change(&self, key: &ClaimKey, change: impl FnOnce(&mut Record)) {
         let until = {
             let mut records = lock(&self.records);
-            let Some(record) = records.get_mut(token) else { return };
+            let Some(record) = records.get_mut(key) else { return };
             change(record);
             record.until
         };
@@ -77,10 +76,10 @@ impl Book {
     }
 
     /// The claims whose time is up, and when the next one's is.
-    pub(super) fn overdue(&self, now: Moment) -> (Vec<(Token, Record)>, Option<Moment>) {
+    pub(super) fn overdue(&self, now: Moment) -> (Vec<(ClaimKey, Record)>, Option<Moment>) {
         let records = lock(&self.records);
         let due = records.iter().filter(|(_, record)| record.until <= now);
-        let due = due.map(|(token, record)| (*token, record.clone())).collect();
+        let due = due.map(|(key, record)| (key.clone(), record.clone())).collect();
         let next = records.values().map(|record| record.until).filter(|until| *until > now).min();
         *lock(&self.next) = next;
         (due, next)

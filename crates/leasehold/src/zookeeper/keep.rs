@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::claim::{ClaimKey, Renewal, Standing, Token};
+use crate::claim::{ClaimKey, Renewal, Standing};
 use crate::clock::{Clock, SystemClock};
 use crate::error::Result;
 use crate::name::Name;
@@ -17,6 +17,7 @@ use super::Inner;
 use super::ask::{Kept, RETRY_IN, modes, recover};
 use super::book::Record;
 use super::detail::Detail;
+use super::leave::failed;
 use super::nodes::{Attempt, holds, ttl_stem};
 use super::pool::timeout_for;
 use super::read::{Lineup, claim_acl, make};
@@ -24,6 +25,8 @@ use super::session::Session;
 use super::waits::{self, Stands};
 use super::wire::{Part, Request, Sort, code};
 
+/// How often something is tried when others change the same.
+const ROUNDS_MAX: usize = 16;
 /// Checks in one transaction: some twenty kilobytes in the servers' logs.
 const CHECKS_MAX: usize = 200;
 
@@ -60,21 +63,21 @@ pub(super) async fn renew(inner: &Inner, renewals: &[Renewal]) -> Result<Vec<Sta
 /// The record of a claim that this client made, if its session lives.
 async fn find(inner: &Inner, renewal: &Renewal) -> Result<Option<Record>> {
     let key = &renewal.key;
-    let Some(record) = inner.book.get(&key.name, &key.token) else { return Ok(None) };
+    let Some(record) = inner.book.get(key) else { return Ok(None) };
     let record = match () {
         () if record.session.has_ended() => None,
         () if record.paths.is_empty() => recover(inner, &record).await?,
         () => Some(record),
     };
     if record.is_none() {
-        forget(inner, &key.token);
+        forget(inner, key);
     }
     Ok(record)
 }
 
-fn forget(inner: &Inner, token: &Token) {
-    inner.book.remove(token);
-    inner.waits.forget(token);
+fn forget(inner: &Inner, key: &ClaimKey) {
+    inner.book.remove(key);
+    inner.waits.forget(key);
 }
 
 /// Renews claims of one session.
@@ -106,8 +109,10 @@ async fn renew_some(
             }
             Some(index) => {
                 let case = cases.remove(index);
-                forget(inner, &case.renewal.key.token);
-                standings[case.at] = Some(out(inner, &session, &case.renewal.key.name).await?);
+                let Renewal { key, ttl, .. } = case.renewal;
+                forget(inner, key);
+                // Whoever has its token may have made it anew.
+                standings[case.at] = Some(visit(inner, key, *ttl).await?);
             }
         }
         if cases.is_empty() {
@@ -155,14 +160,14 @@ async fn one(
     line: Option<&Lineup>,
     kept: Kept,
 ) -> Result<Standing> {
-    let token = renewal.key.token;
+    let key = &renewal.key;
     if renewal.ttl != record.ttl {
         retime(inner, &mut record, renewal.ttl).await?;
     }
     let mut ahead = 0;
     if let Some(line) = line.filter(|_| !record.held) {
         let Some(at) = line.place(record.ours) else {
-            forget(inner, &token);
+            forget(inner, key);
             return out(inner, &record.session, &record.name).await;
         };
         ahead = at;
@@ -170,13 +175,13 @@ async fn one(
         record.held = holds(modes(before), record.mode);
         if record.held {
             // Whoever waits need not ask once more.
-            waits::ring_held(inner, &token);
+            waits::ring_held(inner, key);
         } else {
-            inner.waits.change(&token, |wait| {
+            inner.waits.change(key, |wait| {
                 wait.place.ahead = before.to_vec();
                 wait.place.kept = kept.safe_until >= kept.sent + renewal.patience;
             });
-            match waits::stand(inner, token).await? {
+            match waits::stand(inner, key).await? {
                 Stands::Holds => record.held = true,
                 // A claim that waits for no bell needs none.
                 Stands::Behind | Stands::Gone => {}
@@ -186,7 +191,7 @@ async fn one(
     let span = if record.held { renewal.ttl } else { renewal.patience };
     let until = SystemClock.now() + span;
     let (held, ttl, ttl_path) = (record.held, record.ttl, record.ttl_path.clone());
-    inner.book.change(&token, |record| {
+    inner.book.change(key, |record| {
         record.held |= held;
         (record.until, record.ttl, record.ttl_path) = (until, ttl, ttl_path);
     });
@@ -201,23 +206,24 @@ async fn one(
 async fn retime(inner: &Inner, record: &mut Record, ttl: Duration) -> Result<()> {
     let line = inner.layout.line(&record.name);
     let path = ttl_path(&line, record, ttl);
-    if record.ttl_path.as_ref() != Some(&path) {
-        let mut parts: Vec<Request> = Vec::new();
-        parts.extend(record.ttl_path.take().map(|path| Request::Delete { path }));
-        parts.push(ttl_node(inner, path.clone()));
+    for _ in 0..ROUNDS_MAX {
+        let lineup = inner.read_line(&record.session, &record.name).await?;
+        let stem = ttl_stem(record.ours);
+        let old = lineup.ttl_nodes(&stem).map(|node| format!("{line}/{node}"));
+        let deletes = old.map(|path| Request::Delete { path });
+        let parts = deletes.chain([ttl_node(inner, path.clone())]).collect();
         let reply = record.session.ask(Request::Multi(parts)).await?;
-        for part in inner.parts(&reply)? {
-            match part {
-                Part::Failed(error) if error != code::NODE_EXISTS => {
-                    return Err(inner.refusal(error));
-                }
-                _ => {}
+        match failed(&inner.parts(&reply)?) {
+            code::OK => {
+                (record.ttl, record.ttl_path) = (ttl, Some(path));
+                return Ok(());
             }
+            // Somebody with its handle was faster.
+            code::NO_NODE | code::NODE_EXISTS => {}
+            error => return Err(inner.refusal(error)),
         }
-        record.ttl_path = Some(path);
     }
-    record.ttl = ttl;
-    Ok(())
+    Err(inner.busy())
 }
 
 fn ttl_path(line: &str, record: &Record, ttl: Duration) -> String {

@@ -1,11 +1,12 @@
 //! Leaving: giving back, being taken out by an administrator, and running out of time.
 
+use std::collections::HashSet;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use futures_util::future::join_all;
 
-use crate::claim::{ClaimKey, Holder, Released, Token};
+use crate::claim::{ClaimKey, Holder, Released};
 use crate::clock::{Clock, Moment, SystemClock};
 use crate::engine::{Counts, Eviction};
 use crate::error::Result;
@@ -29,25 +30,26 @@ const AGAIN: Duration = Duration::from_secs(1);
 
 pub(super) async fn release(inner: &Inner, keys: &[ClaimKey]) -> Result<Vec<Released>> {
     let mut released = Vec::with_capacity(keys.len());
-    for some in keys.chunks(AT_ONCE) {
-        for one in join_all(some.iter().map(|key| release_surely(inner, key))).await {
+    let mut rest = keys;
+    while !rest.is_empty() {
+        let (some, later) = rest.split_at(without_repetition(rest));
+        for one in join_all(some.iter().map(|key| release_one(inner, key))).await {
             released.push(one?);
         }
+        rest = later;
     }
     Ok(released)
 }
 
-/// A session moves when its server goes, or when somebody with a handle takes it up for a moment;
-/// what was on its way then is asked once more.
-async fn release_surely(inner: &Inner, key: &ClaimKey) -> Result<Released> {
-    match release_one(inner, key).await {
-        Err(error) if error.is_transient() => release_one(inner, key).await,
-        released => released,
-    }
+/// How many keys can be given back at once: what becomes of one claim of a line is told before the
+/// next of it is touched.
+fn without_repetition(keys: &[ClaimKey]) -> usize {
+    let mut names = HashSet::new();
+    keys.iter().take(AT_ONCE).take_while(|key| names.insert(&key.name)).count()
 }
 
 async fn release_one(inner: &Inner, key: &ClaimKey) -> Result<Released> {
-    let Some(mut record) = inner.book.get(&key.name, &key.token) else {
+    let Some(mut record) = inner.book.get(key) else {
         return release_by_handle(inner, key).await;
     };
     if !record.session.has_ended() {
@@ -55,18 +57,19 @@ async fn release_one(inner: &Inner, key: &ClaimKey) -> Result<Released> {
             match recover(inner, &record).await? {
                 Some(found) => record = found,
                 None => {
-                    inner.book.remove(&key.token);
-                    return told(inner, key).await;
+                    inner.book.remove(key);
+                    return release_by_handle(inner, key).await;
                 }
             }
         }
         if delete(inner, &record).await? {
-            inner.book.remove(&key.token);
+            inner.book.remove(key);
             return Ok(Released::Released);
         }
     }
-    inner.book.remove(&key.token);
-    told(inner, key).await
+    inner.book.remove(key);
+    // Whoever has its token may have made it anew.
+    release_by_handle(inner, key).await
 }
 
 /// Deletes a claim's nodes; false if they were gone.
@@ -102,8 +105,11 @@ async fn delete(inner: &Inner, record: &Record) -> Result<bool> {
 /// decides was there.
 async fn rest_of(inner: &Inner, record: &Record) -> Result<bool> {
     let mut was_there = false;
-    for (at, path) in record.paths.iter().chain(&record.ttl_path).enumerate() {
-        let reply = record.session.ask(Request::Delete { path: path.clone() }).await?;
+    let lineup = inner.read_line(&record.session, &record.name).await?;
+    let (stem, line) = (ttl_stem(record.ours), inner.layout.line(&record.name));
+    let ttls = lineup.ttl_nodes(&stem).map(|node| format!("{line}/{node}"));
+    for (at, path) in record.paths.iter().cloned().chain(ttls).enumerate() {
+        let reply = record.session.ask(Request::Delete { path }).await?;
         match reply.code {
             code::OK => was_there |= at == 0,
             code::NO_NODE => {}
@@ -114,7 +120,7 @@ async fn rest_of(inner: &Inner, record: &Record) -> Result<bool> {
 }
 
 /// The first error among the parts of a transaction.
-fn failed(parts: &[Part]) -> i32 {
+pub(super) fn failed(parts: &[Part]) -> i32 {
     let error = parts.iter().find_map(|part| match part {
         Part::Failed(error) if *error != RUNTIME_INCONSISTENCY => Some(*error),
         _ => None,
@@ -181,30 +187,30 @@ pub(super) async fn keep_sweeping(inner: Weak<Inner>) {
 /// Removes this client's claims whose time is up. Returns when the next one's is.
 async fn sweep(inner: &Inner) -> Option<Moment> {
     let (overdue, mut next) = inner.book.overdue(SystemClock.now());
-    for (token, record) in overdue {
-        if let Err(error) = expire(inner, &token, record).await {
+    for (key, record) in overdue {
+        if let Err(error) = expire(inner, &key, record).await {
             tracing::debug!(%error, "a claim whose time is up was not removed yet");
             let again = SystemClock.now() + AGAIN;
-            inner.book.change(&token, |record| record.until = record.until.max(again));
+            inner.book.change(&key, |record| record.until = record.until.max(again));
             next = Some(next.map_or(again, |next| next.min(again)));
         }
     }
     next
 }
 
-async fn expire(inner: &Inner, token: &Token, mut record: Record) -> Result<()> {
+async fn expire(inner: &Inner, key: &ClaimKey, mut record: Record) -> Result<()> {
     // It may have been renewed since it was looked at.
-    let (name, until) = (record.name.clone(), record.until);
-    let is_same = || inner.book.get(&name, token).is_some_and(|now| now.until == until);
+    let until = record.until;
+    let is_same = || inner.book.get(key).is_some_and(|now| now.until == until);
     if record.session.has_ended() {
-        inner.book.remove(token);
+        inner.book.remove(key);
         return Ok(());
     }
     if record.paths.is_empty() {
         match recover(inner, &record).await? {
             Some(found) => record = found,
             None => {
-                inner.book.remove(token);
+                inner.book.remove(key);
                 return Ok(());
             }
         }
@@ -216,7 +222,7 @@ async fn expire(inner: &Inner, token: &Token, mut record: Record) -> Result<()> 
     if visited.is_some() && visited != record.ttl_path {
         // Whoever has its handle keeps it. If that ends, so does the claim, a ttl later.
         let span = visited.as_deref().and_then(ttl_of).unwrap_or(record.ttl);
-        inner.book.change(token, |record| {
+        inner.book.change(key, |record| {
             (record.ttl_path, record.until) = (visited, SystemClock.now() + span);
         });
         return Ok(());
@@ -237,13 +243,13 @@ async fn expire(inner: &Inner, token: &Token, mut record: Record) -> Result<()> 
         let reply = record.session.ask(Request::Multi(parts)).await?;
         match failed(&inner.parts(&reply)?) {
             code::OK => {
-                inner.book.remove(token);
+                inner.book.remove(key);
                 return Ok(());
             }
             code::NO_NODE
                 if inner.data(&record.session, record.paths[0].clone()).await?.is_none() =>
             {
-                inner.book.remove(token);
+                inner.book.remove(key);
                 return Ok(());
             }
             code::NO_NODE | code::BAD_VERSION => {}

@@ -26,6 +26,7 @@ mod waits;
 mod wire;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use futures_util::stream::BoxStream;
@@ -46,6 +47,9 @@ use session::{Listener, home};
 use settings::Settings;
 use waits::Waits;
 use wire::Change;
+
+/// A request that failed faster than this was cut off, and did not wait in vain.
+const MOVE_MAX: Duration = Duration::from_millis(500);
 
 /// A store in a ZooKeeper ensemble. Clones share their sessions.
 #[derive(Debug, Clone)]
@@ -133,6 +137,16 @@ impl ZooKeeper {
     }
 }
 
+/// A session moves when its server goes, or when somebody with a handle takes it up for a moment;
+/// what was on its way then is asked once more. Only for what may be repeated.
+async fn surely<T, F: Future<Output = Result<T>>>(ask: impl Fn() -> F) -> Result<T> {
+    let begun = Instant::now();
+    match ask().await {
+        Err(error) if error.is_transient() && begun.elapsed() < MOVE_MAX => ask().await,
+        answer => answer,
+    }
+}
+
 #[async_trait]
 impl Engine for ZooKeeper {
     fn info(&self) -> &Info {
@@ -145,10 +159,10 @@ impl Engine for ZooKeeper {
         if claim.join {
             inner.belfry.expect(claim.key.token);
         }
-        let standing = ask::claim(inner, claim).await?;
+        let standing = surely(|| ask::claim(inner, claim)).await?;
         if !matches!(standing, Standing::Queued { .. }) {
             inner.belfry.forget(&claim.key.token);
-            inner.waits.forget(&claim.key.token);
+            inner.waits.forget(&claim.key);
         }
         Ok(standing)
     }
@@ -162,15 +176,15 @@ impl Engine for ZooKeeper {
 
     async fn renew(&self, renewals: &[Renewal]) -> Result<Vec<Standing>> {
         self.employ_janitor()?;
-        keep::renew(&self.inner, renewals).await
+        surely(|| keep::renew(&self.inner, renewals)).await
     }
 
     async fn release(&self, keys: &[ClaimKey]) -> Result<Vec<Released>> {
         for key in keys {
             self.inner.belfry.forget(&key.token);
-            self.inner.waits.forget(&key.token);
+            self.inner.waits.forget(key);
         }
-        leave::release(&self.inner, keys).await
+        surely(|| leave::release(&self.inner, keys)).await
     }
 
     fn release_now(&self, _key: &ClaimKey) -> Option<Released> {
@@ -178,7 +192,7 @@ impl Engine for ZooKeeper {
     }
 
     async fn inspect(&self, query: &Query) -> Result<Page> {
-        survey::inspect(&self.inner, query).await
+        surely(|| survey::inspect(&self.inner, query)).await
     }
 
     async fn watch(&self, query: &Query) -> Result<BoxStream<'static, Result<Event>>> {
@@ -194,10 +208,7 @@ impl Engine for ZooKeeper {
     }
 
     async fn totals(&self) -> Result<Totals> {
-        let counts = sums::total(&self.inner).await?;
-        let mut totals = Totals { counts, active: 0, waiting: 0 };
-        survey::count(&self.inner, &mut totals).await?;
-        Ok(totals)
+        surely(|| survey::totals(&self.inner)).await
     }
 
     async fn examine(&self) -> Result<Vec<Finding>> {

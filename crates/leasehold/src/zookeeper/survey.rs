@@ -18,6 +18,7 @@ use super::leave::ttl_of;
 use super::nodes::{Entry, holding, ttl_stem};
 use super::read::Lineup;
 use super::session::Session;
+use super::sums;
 use super::wire::{Request, Stat};
 
 /// Requests on their way at a time.
@@ -54,8 +55,9 @@ pub(super) async fn inspect(inner: &Inner, query: &Query) -> Result<Page> {
     Ok(page)
 }
 
-/// What is in all lines.
-pub(super) async fn count(inner: &Inner, totals: &mut Totals) -> Result<()> {
+/// What was counted, and what is in all lines.
+pub(super) async fn totals(inner: &Inner) -> Result<Totals> {
+    let mut totals = Totals { counts: sums::total(inner).await?, ..Totals::default() };
     let session = inner.pool.any().await?;
     session.ask(Request::Sync { path: inner.layout.root().to_owned() }).await?;
     let names: Vec<Name> = names(inner, &session, &Query::all()).await?.into_iter().collect();
@@ -66,7 +68,7 @@ pub(super) async fn count(inner: &Inner, totals: &mut Totals) -> Result<()> {
             totals.waiting += (lineup.entries.len() - held) as u64;
         }
     }
-    Ok(())
+    Ok(totals)
 }
 
 /// The names asked for that have a node.

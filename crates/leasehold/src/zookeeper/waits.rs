@@ -8,7 +8,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
-use crate::claim::{Mode, Token};
+use crate::claim::{ClaimKey, Mode};
 use crate::error::Result;
 use crate::name::Name;
 
@@ -55,7 +55,7 @@ pub(super) enum Stands {
 
 #[derive(Debug, Default)]
 pub(super) struct Waits {
-    waits: Mutex<HashMap<Token, Wait>>,
+    waits: Mutex<HashMap<ClaimKey, Wait>>,
 }
 
 /// What is to be done about a claim after an event.
@@ -66,42 +66,42 @@ enum Then {
 }
 
 impl Waits {
-    pub(super) fn enter(&self, token: Token, wait: Wait) {
-        lock(&self.waits).insert(token, wait);
+    pub(super) fn enter(&self, key: ClaimKey, wait: Wait) {
+        lock(&self.waits).insert(key, wait);
     }
 
-    pub(super) fn forget(&self, token: &Token) {
-        lock(&self.waits).remove(token);
+    pub(super) fn forget(&self, key: &ClaimKey) {
+        lock(&self.waits).remove(key);
     }
 
-    pub(super) fn get(&self, token: &Token) -> Option<Wait> {
-        lock(&self.waits).get(token).cloned()
+    pub(super) fn get(&self, key: &ClaimKey) -> Option<Wait> {
+        lock(&self.waits).get(key).cloned()
     }
 
-    pub(super) fn change(&self, token: &Token, change: impl FnOnce(&mut Wait)) {
-        if let Some(wait) = lock(&self.waits).get_mut(token) {
+    pub(super) fn change(&self, key: &ClaimKey, change: impl FnOnce(&mut Wait)) {
+        if let Some(wait) = lock(&self.waits).get_mut(key) {
             change(wait);
         }
     }
 
     /// A connection broke, and with it what was watched. Returns whom that concerns.
-    fn unwatched(&self, session: i64) -> Vec<Token> {
+    fn unwatched(&self, session: i64) -> Vec<ClaimKey> {
         let mut waits = lock(&self.waits);
         let concerned = waits.iter_mut().filter(|(_, wait)| wait.ours.session == session);
         concerned
-            .map(|(token, wait)| {
+            .map(|(key, wait)| {
                 wait.place.watched.clear();
-                *token
+                key.clone()
             })
             .collect()
     }
 
-    fn heard(&self, change: Change, path: &str) -> Vec<(Token, Then)> {
+    fn heard(&self, change: Change, path: &str) -> Vec<(ClaimKey, Then)> {
         let mut waits = lock(&self.waits);
-        let places = waits.iter_mut().map(|(token, wait)| (token, &mut wait.place));
+        let places = waits.iter_mut().map(|(key, wait)| (key, &mut wait.place));
         let hit = |place: &Place| place.watched.iter().any(|watched| watched == path);
         let hits = places.filter(|(_, place)| hit(place));
-        hits.map(|(token, place)| (*token, place.hear(change, path))).collect()
+        hits.map(|(key, place)| (key.clone(), place.hear(change, path))).collect()
     }
 }
 
@@ -142,15 +142,15 @@ fn in_the_way(mode: Mode, ahead: &[Entry]) -> Vec<&Entry> {
 
 /// Something happened to a node that is watched.
 pub(super) fn heard(inner: &Inner, change: Change, path: &str) {
-    for (token, then) in inner.waits.heard(change, path) {
+    for (key, then) in inner.waits.heard(change, path) {
         match then {
             Then::Nothing => {}
-            Then::Ring(fence) => ring(inner, &token, fence),
+            Then::Ring(fence) => ring(inner, &key, fence),
             Then::Look => {
                 let (Ok(home), me) = (home(), inner.me.clone()) else { continue };
                 home.spawn(async move {
                     if let Some(inner) = me.upgrade() {
-                        look(&inner, token).await;
+                        look(&inner, &key).await;
                     }
                 });
             }
@@ -160,57 +160,57 @@ pub(super) fn heard(inner: &Inner, change: Change, path: &str) {
 
 /// A session is connected again, or over: those who wait on it ask how they stand.
 pub(super) fn back(inner: &Inner, session: i64) {
-    for token in inner.waits.unwatched(session) {
-        ring(inner, &token, 0);
+    for key in inner.waits.unwatched(session) {
+        ring(inner, &key, 0);
     }
 }
 
 /// A claim was found to hold: whoever waits for it starts, or asks if it is not sure for how long.
-pub(super) fn ring_held(inner: &Inner, token: &Token) {
-    if let Some(Wait { place: Place { kept, fence, .. }, .. }) = inner.waits.get(token) {
-        ring(inner, token, if kept { fence } else { 0 });
+pub(super) fn ring_held(inner: &Inner, key: &ClaimKey) {
+    if let Some(Wait { place: Place { kept, fence, .. }, .. }) = inner.waits.get(key) {
+        ring(inner, key, if kept { fence } else { 0 });
     }
 }
 
-fn ring(inner: &Inner, token: &Token, fence: u64) {
+fn ring(inner: &Inner, key: &ClaimKey, fence: u64) {
     if fence > 0 {
-        inner.book.change(token, |record| record.held = true);
+        inner.book.change(key, |record| record.held = true);
     }
-    inner.belfry.ring(token, fence);
+    inner.belfry.ring(&key.token, fence);
 }
 
 /// Reads a waiting claim's line again, and rings if it is worth it.
-async fn look(inner: &Inner, token: Token) {
-    let Some(wait) = inner.waits.get(&token) else { return };
-    let standing = match read_again(inner, token, &wait).await {
-        Ok(Stands::Behind) => stand(inner, token).await,
+async fn look(inner: &Inner, key: &ClaimKey) {
+    let Some(wait) = inner.waits.get(key) else { return };
+    let standing = match read_again(inner, key, &wait).await {
+        Ok(Stands::Behind) => stand(inner, key).await,
         other => other,
     };
     match standing {
         Ok(Stands::Behind) => {}
-        Ok(Stands::Holds) => ring_held(inner, &token),
-        Ok(Stands::Gone) => ring(inner, &token, 0),
+        Ok(Stands::Holds) => ring_held(inner, key),
+        Ok(Stands::Gone) => ring(inner, key, 0),
         Err(error) => {
             tracing::debug!(%error, "a waiting claim could not look at its line");
-            ring(inner, &token, 0);
+            ring(inner, key, 0);
         }
     }
 }
 
 /// Reads the line anew.
-async fn read_again(inner: &Inner, token: Token, wait: &Wait) -> Result<Stands> {
+async fn read_again(inner: &Inner, key: &ClaimKey, wait: &Wait) -> Result<Stands> {
     let lineup = inner.read_line(&wait.session, &wait.name).await?;
     let Some(at) = lineup.place(wait.ours) else { return Ok(Stands::Gone) };
     let ahead = lineup.entries[..at].to_vec();
     let holds = holds(ahead.iter().map(|entry| entry.mode), wait.place.mode);
-    inner.waits.change(&token, |wait| wait.place.ahead = ahead);
+    inner.waits.change(key, |wait| wait.place.ahead = ahead);
     Ok(if holds { Stands::Holds } else { Stands::Behind })
 }
 
 /// Sees to it that a claim hears of those whose going could make it hold.
-pub(super) async fn stand(inner: &Inner, token: Token) -> Result<Stands> {
+pub(super) async fn stand(inner: &Inner, key: &ClaimKey) -> Result<Stands> {
     for _ in 0..ROUNDS_MAX {
-        let Some(wait) = inner.waits.get(&token) else { return Ok(Stands::Gone) };
+        let Some(wait) = inner.waits.get(key) else { return Ok(Stands::Gone) };
         let line = inner.layout.line(&wait.name);
         let Place { mode, ahead, watched, .. } = &wait.place;
         let nodes = in_the_way(*mode, ahead).into_iter();
@@ -220,7 +220,7 @@ pub(super) async fn stand(inner: &Inner, token: Token) -> Result<Stands> {
             return Ok(Stands::Behind);
         }
         // Said before it is asked: what happens may be heard before the answer is read.
-        inner.waits.change(&token, |wait| wait.place.watched.extend(unheard.iter().cloned()));
+        inner.waits.change(key, |wait| wait.place.watched.extend(unheard.iter().cloned()));
         let mut sent = Vec::with_capacity(unheard.len());
         for path in &unheard {
             let request = Request::Exists { path: path.clone(), watch: true };
@@ -237,10 +237,10 @@ pub(super) async fn stand(inner: &Inner, token: Token) -> Result<Stands> {
         if gone.is_empty() {
             return Ok(Stands::Behind);
         }
-        inner.waits.change(&token, |wait| {
+        inner.waits.change(key, |wait| {
             wait.place.watched.retain(|path| !gone.contains(path));
         });
-        match read_again(inner, token, &wait).await? {
+        match read_again(inner, key, &wait).await? {
             Stands::Behind => {}
             stands => return Ok(stands),
         }
