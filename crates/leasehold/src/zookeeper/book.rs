@@ -29,6 +29,8 @@ pub(super) struct Record {
     /// The transaction that created it: its fence.
     pub(super) fence: u64,
     pub(super) held: bool,
+    /// Whether the line was read since it holds: who was told of it by an event was not.
+    pub(super) seen: bool,
     /// What the store says its ttl is.
     pub(super) ttl: Duration,
     /// The node that says so, if it is not the claim's own.

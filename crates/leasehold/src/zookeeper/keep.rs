@@ -140,7 +140,7 @@ async fn lines_of_waiting(
 ) -> Result<HashMap<Name, Lineup>> {
     let mut sent = HashMap::new();
     for Case { record, .. } in cases {
-        if !record.held && !sent.contains_key(&record.name) {
+        if !(record.held && record.seen) && !sent.contains_key(&record.name) {
             let path = inner.layout.line(&record.name);
             sent.insert(record.name.clone(), session.send(Request::Children { path }).await?);
         }
@@ -164,8 +164,8 @@ async fn one(
     if renewal.ttl != record.ttl {
         retime(inner, &mut record, renewal.ttl).await?;
     }
-    let mut ahead = 0;
-    if let Some(line) = line.filter(|_| !record.held) {
+    let (mut ahead, was_held) = (0, record.held);
+    if let Some(line) = line.filter(|_| !(record.held && record.seen)) {
         let Some(at) = line.place(record.ours) else {
             forget(inner, key);
             return out(inner, &record.session, &record.name).await;
@@ -173,10 +173,10 @@ async fn one(
         ahead = at;
         let before = &line.entries[..at];
         record.held = holds(modes(before), record.mode);
-        if record.held {
+        if record.held && !was_held {
             // Whoever waits need not ask once more.
             waits::ring_held(inner, key);
-        } else {
+        } else if !record.held {
             inner.waits.change(key, |wait| {
                 wait.place.ahead = before.to_vec();
                 wait.place.kept = kept.safe_until >= kept.sent + renewal.patience;
@@ -192,7 +192,11 @@ async fn one(
     let until = SystemClock.now() + span;
     let (held, ttl, ttl_path) = (record.held, record.ttl, record.ttl_path.clone());
     inner.book.change(key, |record| {
-        record.held |= held;
+        // An event may have told meanwhile that it holds; only what was wrong before is taken back.
+        if held != was_held {
+            record.held = held;
+        }
+        record.seen |= held;
         (record.until, record.ttl, record.ttl_path) = (until, ttl, ttl_path);
     });
     Ok(match held {

@@ -174,7 +174,7 @@ pub(super) fn ring_held(inner: &Inner, key: &ClaimKey) {
 
 fn ring(inner: &Inner, key: &ClaimKey, fence: u64) {
     if fence > 0 {
-        inner.book.change(key, |record| record.held = true);
+        inner.book.change(key, |record| (record.held, record.seen) = (true, false));
     }
     inner.belfry.ring(&key.token, fence);
 }

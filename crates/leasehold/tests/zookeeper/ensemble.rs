@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use leasehold::{Client, LeaseState, LostCause, Released};
-use leasehold_testkit::{Group, Server};
+use leasehold_testkit::{Group, Server, Zookeeper};
 
 use super::support::*;
 
@@ -148,4 +148,25 @@ async fn f91_without_a_majority_leases_are_lost_in_time_and_nothing_is_granted()
     }
     let lease = soon("the name to be free", client.mutex("majority").lock()).await;
     lease.expect("a lease").release().await.expect("an answer");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f91_server_that_is_cut_off_but_answers_keeps_no_lease() {
+    // A server goes on for so many ticks before it notices that the leader is silent.
+    let group = Zookeeper::new().setting("syncLimit", "60").start_ensemble().await;
+    let group = group.expect("an ensemble");
+    let leader = leader(&group).await;
+    let alone = (leader + 1) % group.servers().len();
+    let server = &group.servers()[alone];
+    let client = client(server.url()).await;
+    let lease = client.mutex("alone").ttl(Duration::from_secs(2)).lock().await.expect("free");
+    for server in others(&group, alone) {
+        server.stop_process().expect("it runs");
+    }
+    assert_eq!(soon("the loss", lease.lost()).await, LostCause::Unreachable);
+    let text = says(server.address(), "srvr").expect("it answers");
+    assert!(text.contains("Mode: follower"), "it noticed before the client did: {text}");
+    for server in others(&group, alone) {
+        server.continue_process().expect("it is stopped");
+    }
 }

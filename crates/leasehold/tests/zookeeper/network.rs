@@ -63,7 +63,7 @@ async fn f22_waiter_behind_a_black_hole_leaves_the_line_by_itself() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f23_lost_answer_to_a_claim_is_adopted() {
+async fn f23_f87_lost_answer_to_a_claim_is_adopted() {
     let server = server().await;
     for after in [AfterLoss::Reset, AfterLoss::Silence] {
         let (proxy, far, near) = apart(&server).await;
@@ -80,7 +80,7 @@ async fn f23_lost_answer_to_a_claim_is_adopted() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f24_lost_answer_to_a_release_does_not_release_the_next() {
+async fn f24_f88_lost_answer_to_a_release_does_not_release_the_next() {
     let server = server().await;
     let (proxy, far, near) = apart(&server).await;
     let lease = far.mutex("lost-release").ttl(LONG).lock().await.expect("free");
