@@ -3,19 +3,36 @@
 use std::time::Duration;
 
 use leasehold::{LeaseState, LostCause, Released, connect};
-use leasehold_testkit::{Direction, Proxy, Zookeeper};
+use leasehold_testkit::{Direction, Proxy, Server, Zookeeper};
 
 use super::support::*;
 
+/// A server whose sessions are shorter than the ttls of these tests: what a session proves is then
+/// all that a lease has.
+async fn brief_sessions() -> Server {
+    let server = Zookeeper::new().setting("maxSessionTimeout", "3000").start().await;
+    server.expect("a server")
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f86_session_that_ended_is_lost_before_and_its_nodes_are_never_adopted() {
-    let server = server().await;
+    lost_before_the_session_ends(server().await, Duration::from_secs(2)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f86_lease_that_only_its_session_limits_is_lost_before_that_ends() {
+    lost_before_the_session_ends(brief_sessions().await, LONG).await;
+}
+
+async fn lost_before_the_session_ends(server: Server, ttl: Duration) {
     let proxy = Proxy::start(server.address()).await.expect("a proxy");
     let far = client(&format!("zk://{}", proxy.address())).await;
     let near = client(server.url()).await;
-    let ttl = Duration::from_secs(2);
     let lease = far.mutex("ended").ttl(ttl).lock().await.expect("free");
     let old = claims(&server);
+    // A renewal counts from other words to the server than the claim did.
+    let before = lease.safe_until();
+    until("a renewal", async || lease.safe_until() > before).await;
     proxy.block(Direction::Both);
     until("the end of the session", async || {
         if claims(&server).is_empty() {
@@ -118,11 +135,10 @@ async fn adopted_lease_outlives_the_ttl_that_its_living_first_client_counts() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ttl_beyond_the_longest_session_lasts_as_long_as_that_proves_and_is_renewed() {
-    let server = Zookeeper::new().setting("maxSessionTimeout", "4000").start().await;
-    let server = server.expect("a server");
+    let server = brief_sessions().await;
     let client = client(server.url()).await;
     let lease = client.mutex("long").ttl(LONG).lock().await.expect("free");
-    assert!(lease.time_left() <= Duration::from_secs(4), "{:?}", lease.time_left());
+    assert!(lease.time_left() <= Duration::from_secs(3), "{:?}", lease.time_left());
     let begun = lease.safe_until();
     until("renewals", async || {
         assert_ne!(lease.state(), LeaseState::Lost);
@@ -134,7 +150,7 @@ async fn ttl_beyond_the_longest_session_lasts_as_long_as_that_proves_and_is_rene
     assert_eq!(lease.release().await.expect("an answer"), Released::Released);
     // Patience is longer than what the session proves, so it confirms what it heard.
     let next = waiter.granted().await;
-    assert!(next.time_left() <= Duration::from_secs(4), "{:?}", next.time_left());
+    assert!(next.time_left() <= Duration::from_secs(3), "{:?}", next.time_left());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
