@@ -49,7 +49,7 @@ use waits::Waits;
 use wire::Change;
 
 /// A request that failed faster than this was cut off, and did not wait in vain.
-const MOVE_MAX: Duration = Duration::from_millis(500);
+const MOVE_MAX: Duration = Duration::from_millis(100);
 
 /// A store in a ZooKeeper ensemble. Clones share their sessions.
 #[derive(Debug, Clone)]

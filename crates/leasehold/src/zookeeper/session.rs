@@ -43,6 +43,11 @@ const PAUSE_MAX: Duration = Duration::from_secs(1);
 const RELAY_PART: u32 = 4;
 /// The part of the timeout after which an idle session says that it is there.
 const PING_PART: u32 = 16;
+/// The part of the timeout that a server has for an answer: another is tried, and whoever holds a
+/// lease learns that something is wrong, while there is time.
+const ANSWER_PART: u32 = 5;
+/// The part of the timeout that a request waits for a session that is not connected.
+const MOVING_PART: u32 = 8;
 /// The part of the timeout between two instants that are remembered.
 const TOUCH_PART: u32 = 64;
 
@@ -226,12 +231,22 @@ impl Session {
     /// Sends a request; its answer is awaited apart, so that several can be on their way.
     pub(super) async fn send(&self, request: Request) -> Result<Sent<'_>> {
         let (reply, answer) = oneshot::channel();
-        let limit = self.shared.servers.answer;
+        let limit = self.limit();
         let until = tokio::time::Instant::now() + limit;
         match timeout(limit, self.requests.send(Asked { request, reply })).await {
             Ok(Ok(())) => Ok(Sent { session: self, answer, until }),
             Ok(Err(_)) => Err(self.error(&Trouble::Ended)),
             Err(_) => Err(self.error(&Trouble::Cut("too many requests wait".into()))),
+        }
+    }
+
+    /// How long a request may take. A session that moves at the moment has less: whoever holds a
+    /// lease must learn that something is wrong while there is time.
+    fn limit(&self) -> Duration {
+        let (status, answer) = (self.shared.status.borrow(), self.shared.servers.answer);
+        match status.connected {
+            true => answer,
+            false => answer.min(status.timeout / MOVING_PART),
         }
     }
 
@@ -668,7 +683,7 @@ impl Connection {
 
     /// How long an answer may take before another server is tried.
     fn answer_limit(&self, answer: Duration) -> Duration {
-        answer.min(self.timeout / 3)
+        answer.min(self.timeout / ANSWER_PART)
     }
 
     /// Since when something has no answer.
@@ -764,4 +779,65 @@ fn take_frame(input: &mut Vec<u8>) -> std::result::Result<Option<Vec<u8>>, Strin
     let frame = input[4..4 + length].to_vec();
     input.drain(..4 + length);
     Ok(Some(frame))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TIMEOUT: Duration = Duration::from_secs(16);
+
+    fn at(seconds: u64) -> Moment {
+        Moment::from_nanos((1_000 + seconds) * 1_000_000_000)
+    }
+
+    fn connection(touches: &[u64]) -> Connection {
+        let (stream, _server) = tokio::io::duplex(64);
+        Connection {
+            stream: Box::new(stream),
+            input: Vec::new(),
+            pending: VecDeque::new(),
+            xid: 0,
+            timeout: TIMEOUT,
+            begun: at(0),
+            touches: touches.iter().map(|seconds| at(*seconds)).collect(),
+            last_sent: at(0),
+            ping: None,
+        }
+    }
+
+    #[test]
+    fn only_what_the_leader_must_have_heard_counts() {
+        // A quarter of the timeout is four seconds.
+        let regular = connection(&[1, 2, 3, 4, 5, 6, 7, 8, 9, 10]);
+        assert_eq!(regular.safe_until(at(10)), at(6) + TIMEOUT);
+        let paused = connection(&[1, 2, 12]);
+        assert_eq!(paused.safe_until(at(12)), at(2) + TIMEOUT, "it was silent for ten seconds");
+        assert_eq!(connection(&[]).safe_until(at(1)), at(0) + TIMEOUT, "it was taken up just now");
+    }
+
+    #[tokio::test]
+    async fn instants_that_no_answer_can_need_are_forgotten() {
+        let mut connection = connection(&[]);
+        let (stream, mut server) = tokio::io::duplex(1 << 20);
+        connection.stream = Box::new(stream);
+        connection.timeout = Duration::from_millis(64);
+        for _ in 0..200 {
+            assert!(connection.write(b"x", TIMEOUT).await.is_ok());
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        let kept = connection.touches.len();
+        assert!((2..=40).contains(&kept), "{kept} of 200");
+        drop(server.shutdown().await);
+    }
+
+    #[test]
+    fn frames_are_taken_whole_and_long_ones_refused() {
+        let mut input = vec![0, 0, 0, 2, 7];
+        assert_eq!(take_frame(&mut input), Ok(None));
+        input.extend([8, 9]);
+        assert_eq!(take_frame(&mut input), Ok(Some(vec![7, 8])));
+        assert_eq!(input, [9]);
+        assert!(take_frame(&mut vec![0x7f, 0xff, 0xff, 0xff, 0]).is_err());
+    }
 }
