@@ -25,3 +25,5 @@ mod support;
 mod terminal;
 #[path = "cli/views.rs"]
 mod views;
+#[path = "cli/zookeeper.rs"]
+mod zookeeper;

@@ -46,7 +46,11 @@ pub(super) async fn claim(inner: &Inner, claim: &Claim) -> Result<Standing> {
             if lineup.made_elsewhere(&claim.key.token, record.ours.session) {
                 // Another client made it already; there is one claim for a token.
                 undo(inner, claim, &record).await?;
-                return keep::visit(inner, &claim.key, claim.ttl).await;
+                match keep::visit(inner, &claim.key, claim.ttl).await? {
+                    // That was left of a session which ended, and is gone now.
+                    Standing::Out { .. } => continue,
+                    standing => return Ok(standing),
+                }
             }
             if let Some(refusal) = refusal(claim, &lineup) {
                 undo(inner, claim, &record).await?;
@@ -70,9 +74,12 @@ async fn is_taken(inner: &Inner, claim: &Claim) -> Result<Option<Standing>> {
     let (name, session) = (&claim.key.name, inner.pool.session(claim.ttl).await?);
     let lineup = inner.read_line(&session, name).await?;
     if lineup.made_elsewhere(&claim.key.token, session.id()) {
-        return keep::visit(inner, &claim.key, claim.ttl).await.map(Some);
-    }
-    if holds(modes(&lineup.entries), claim.mode) {
+        let standing = keep::visit(inner, &claim.key, claim.ttl).await?;
+        // What is left of a session that ended is gone by now.
+        if !matches!(standing, Standing::Out { .. }) {
+            return Ok(Some(standing));
+        }
+    } else if holds(modes(&lineup.entries), claim.mode) {
         return Ok(None);
     }
     // The server may be behind: who is refused was refused by the latest.

@@ -136,22 +136,16 @@ async fn members(servers: &Servers) -> Vec<Finding> {
 
 /// What is known to be wrong with a version, as far as it concerns locks.
 fn trouble(version: (u32, u32, u32)) -> Option<(Level, &'static str)> {
-    match version {
-        (0..=2, ..) | (3, 0..=5, _) => {
-            Some((Level::Bad, "3.6 or later is needed: it has no watches on all below a node"))
-        }
-        (3, 6, 0..=3) | (3, 7, 0) => Some((
-            Level::Warning,
-            "ephemeral nodes of ended sessions may stay after a restart from a fuzzy snapshot \
-             (ZOOKEEPER-4306 and before it): use 3.8 or later",
-        )),
-        (3, 8, 0..=2) | (3, 7, 1) | (3, 6, 4) => Some((
-            Level::Warning,
-            "a learner that is cut off while it syncs may keep what the others never agreed on \
-             (ZOOKEEPER-4394, ZOOKEEPER-4643): use 3.8.4, 3.9.2 or later",
-        )),
-        _ => None,
+    if version < (3, 6, 0) {
+        let advice = "3.6 or later is needed: it cannot watch all that is below a node";
+        return Some((Level::Bad, advice));
     }
+    if version < (3, 9, 3) {
+        let advice = "a follower that changes its leader may keep what the others never agreed on \
+                      (ZOOKEEPER-4712): use 3.9.3 or later";
+        return Some((Level::Warning, advice));
+    }
+    None
 }
 
 fn ensemble(modes: &[String], named: usize) -> Finding {
@@ -296,5 +290,9 @@ mod tests {
         let said = Said::read(text).expect("it says so");
         assert_eq!(said, Said { version: (3, 8, 0), mode: "leader".into() });
         assert_eq!(Said::read("srvr is not executed because it is not in the whitelist."), None);
+        let level = |version| trouble(version).map(|(level, _)| level);
+        assert_eq!(level((3, 5, 10)), Some(Level::Bad));
+        assert_eq!(level((3, 8, 0)), Some(Level::Warning));
+        assert_eq!(level((3, 9, 3)), None);
     }
 }

@@ -771,7 +771,7 @@ fn take_frame(input: &mut Vec<u8>) -> std::result::Result<Option<Vec<u8>>, Strin
     let Some(length) = input.first_chunk::<4>() else { return Ok(None) };
     let length = usize::try_from(i32::from_be_bytes(*length)).unwrap_or(usize::MAX);
     if length > FRAME_MAX {
-        return Err("an answer is too long".into());
+        return Err("an answer is too long to be one of ZooKeeper".into());
     }
     if input.len() < 4 + length {
         return Ok(None);
