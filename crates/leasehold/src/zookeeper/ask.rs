@@ -357,7 +357,7 @@ async fn settle(
 }
 
 fn held(inner: &Inner, claim: &Claim, mut record: Record, kept: Kept) -> Standing {
-    (record.held, record.until) = (true, SystemClock.now() + claim.ttl);
+    (record.held, record.seen, record.until) = (true, true, SystemClock.now() + claim.ttl);
     let fence = record.fence;
     inner.book.enter(claim.key.clone(), record);
     Standing::Held { fence, remaining: kept.remaining(claim.ttl) }

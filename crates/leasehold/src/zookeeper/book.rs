@@ -39,6 +39,13 @@ pub(super) struct Record {
     pub(super) until: Moment,
 }
 
+impl Record {
+    /// Whether it holds, and that was seen.
+    pub(super) fn is_settled(&self) -> bool {
+        self.held && self.seen
+    }
+}
+
 #[derive(Debug, Default)]
 pub(super) struct Book {
     records: Mutex<HashMap<ClaimKey, Record>>,

@@ -93,7 +93,34 @@ async fn renew_some(
     if cases.iter().any(|case| case.renewal.ttl > case.record.ttl) {
         session.stretch(timeout_for(longest)).await?;
     }
-    let kept = loop {
+    let sent = SystemClock.now();
+    let patience = cases.iter().map(|case| case.renewal.patience).max().unwrap_or_default();
+    let waiting = cases.iter().all(|case| !case.record.held);
+    // Those who wait need to be kept for their patience, and that may be proven already.
+    let kept = match session.proven_until() {
+        safe_until if waiting && safe_until >= sent + patience => Kept { sent, safe_until },
+        _ => match prove(inner, &session, &mut cases, standings).await? {
+            Some(kept) => kept,
+            None => return Ok(()),
+        },
+    };
+    let lines = lines_of_waiting(inner, &session, &cases).await?;
+    for case in cases {
+        let line = lines.get(&case.record.name);
+        standings[case.at] = Some(one(inner, case.renewal, case.record, line, kept).await?);
+    }
+    Ok(())
+}
+
+/// Has the ensemble agree that the claims are there; those that are not are answered and taken out.
+/// `None` if none is left.
+async fn prove(
+    inner: &Inner,
+    session: &Session,
+    cases: &mut Vec<Case<'_>>,
+    standings: &mut [Option<Standing>],
+) -> Result<Option<Kept>> {
+    while !cases.is_empty() {
         let sent = SystemClock.now();
         let checks = cases.iter().map(|case| Request::Check { path: case.record.paths[0].clone() });
         let path = inner.layout.own(&mark(session.id()));
@@ -102,10 +129,13 @@ async fn renew_some(
         let parts = inner.parts(&reply)?;
         let missing = parts.iter().position(|part| *part == Part::Failed(code::NO_NODE));
         match missing {
-            None => break Kept { sent, safe_until: reply.safe_until },
+            None => match failed(&parts) {
+                code::OK => return Ok(Some(Kept { sent, safe_until: reply.safe_until })),
+                error => return Err(inner.refusal(error)),
+            },
             Some(index) if index == cases.len() => {
                 let (login, store) = (inner.has_login(), &inner.info.store);
-                make(&session, path, Sort::Ephemeral, Vec::new(), login, store).await?;
+                make(session, path, Sort::Ephemeral, Vec::new(), login, store).await?;
             }
             Some(index) => {
                 let case = cases.remove(index);
@@ -115,16 +145,8 @@ async fn renew_some(
                 standings[case.at] = Some(visit(inner, key, *ttl).await?);
             }
         }
-        if cases.is_empty() {
-            return Ok(());
-        }
-    };
-    let lines = lines_of_waiting(inner, &session, &cases).await?;
-    for case in cases {
-        let line = lines.get(&case.record.name);
-        standings[case.at] = Some(one(inner, case.renewal, case.record, line, kept).await?);
     }
-    Ok(())
+    Ok(None)
 }
 
 /// The store's node that a session writes when it renews: others see by it when that was.
@@ -140,7 +162,7 @@ async fn lines_of_waiting(
 ) -> Result<HashMap<Name, Lineup>> {
     let mut sent = HashMap::new();
     for Case { record, .. } in cases {
-        if !(record.held && record.seen) && !sent.contains_key(&record.name) {
+        if !record.is_settled() && !sent.contains_key(&record.name) {
             let path = inner.layout.line(&record.name);
             sent.insert(record.name.clone(), session.send(Request::Children { path }).await?);
         }
@@ -165,10 +187,10 @@ async fn one(
         retime(inner, &mut record, renewal.ttl).await?;
     }
     let (mut ahead, was_held) = (0, record.held);
-    if let Some(line) = line.filter(|_| !(record.held && record.seen)) {
+    if let Some(line) = line.filter(|_| !record.is_settled()) {
         let Some(at) = line.place(record.ours) else {
             forget(inner, key);
-            return out(inner, &record.session, &record.name).await;
+            return visit(inner, key, renewal.ttl).await;
         };
         ahead = at;
         let before = &line.entries[..at];

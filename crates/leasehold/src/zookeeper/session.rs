@@ -12,6 +12,7 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
@@ -43,6 +44,8 @@ const PAUSE_MAX: Duration = Duration::from_secs(1);
 const RELAY_PART: u32 = 4;
 /// The part of the timeout after which an idle session says that it is there.
 const PING_PART: u32 = 16;
+/// The longest silence, whatever the timeout: what is between may forget idle connections.
+const PING_MAX: Duration = Duration::from_secs(10);
 /// The part of the timeout that a server has for an answer: another is tried, and whoever holds a
 /// lease learns that something is wrong, while there is time.
 const ANSWER_PART: u32 = 5;
@@ -96,6 +99,8 @@ struct Shared {
     control: Mutex<Control>,
     changed: Notify,
     status: watch::Sender<Status>,
+    /// The latest instant until which the ensemble was proven to keep the session.
+    proven: AtomicU64,
     listener: Mutex<Option<Weak<dyn Listener>>>,
 }
 
@@ -173,6 +178,7 @@ impl Session {
             control: Mutex::new(Control { wish: Wish::Live, timeout: span }),
             changed: Notify::new(),
             status: watch::Sender::new(status),
+            proven: AtomicU64::new(0),
             listener: Mutex::new(None),
         });
         let session = Session { requests, shared: Arc::clone(&shared) };
@@ -211,6 +217,11 @@ impl Session {
 
     pub(super) fn timeout(&self) -> Duration {
         self.shared.status.borrow().timeout
+    }
+
+    /// Until when the ensemble was proven to keep it.
+    pub(super) fn proven_until(&self) -> Moment {
+        Moment::from_nanos(self.shared.proven.load(Ordering::Acquire))
     }
 
     /// Whether the ensemble said that it is over.
@@ -390,6 +401,7 @@ struct Driver {
 impl Driver {
     async fn run(mut self) {
         let mut pause = PAUSE_FIRST;
+        let mut closing: Option<Moment> = None;
         loop {
             let stop = match self.connect().await {
                 Ok(connection) => {
@@ -426,9 +438,14 @@ impl Driver {
                 () = self.shared.changed.notified() => {}
             }
             pause = (pause * 2).min(PAUSE_MAX);
-            if lock(&self.shared.control).wish != Wish::Live && !self.can_close() {
-                self.shared.status.send_modify(|status| status.ended = true);
-                return;
+            if lock(&self.shared.control).wish != Wish::Live {
+                // Where the ensemble cannot be told, it ends the session by itself.
+                let until = *closing
+                    .get_or_insert_with(|| SystemClock.now() + self.shared.status.borrow().timeout);
+                if !self.can_close() || SystemClock.now() >= until {
+                    self.shared.status.send_modify(|status| status.ended = true);
+                    return;
+                }
             }
         }
     }
@@ -585,16 +602,14 @@ impl Driver {
         let mut out = Vec::new();
         let now = SystemClock.now();
         let mut next = Some(first);
-        for _ in 0..BATCH_MAX {
-            let Some(asked) = next else { break };
+        let mut room = BATCH_MAX;
+        while let Some(asked) = next {
             // Whoever gave up must not be served later: nobody would know.
             if !asked.reply.is_closed() {
                 out.extend(connection.frame(asked, now));
             }
-            next = self.queue.try_recv().ok();
-        }
-        if let Some(asked) = next {
-            out.extend(connection.frame(asked, now));
+            room -= 1;
+            next = if room > 0 { self.queue.try_recv().ok() } else { None };
         }
         connection.write(&out, self.shared.servers.answer).await
     }
@@ -619,7 +634,10 @@ impl Driver {
                     let (change, path) = read_event(body).map_err(odd)?;
                     self.tell(|listener| listener.heard(change, &path));
                 }
-                _ => connection.settle(xid, error, body)?,
+                _ => {
+                    let safe_until = connection.settle(xid, error, body)?;
+                    self.shared.proven.fetch_max(safe_until.as_nanos(), Ordering::AcqRel);
+                }
             }
         }
         Ok(())
@@ -686,6 +704,11 @@ impl Connection {
         answer.min(self.timeout / ANSWER_PART)
     }
 
+    /// How often a session that has nothing to ask says a word.
+    fn ping_every(&self) -> Duration {
+        (self.timeout / PING_PART).min(PING_MAX)
+    }
+
     /// Since when something has no answer.
     fn silent_since(&self) -> Option<Moment> {
         let oldest = self.pending.front().map(|pending| pending.sent);
@@ -694,7 +717,7 @@ impl Connection {
 
     /// When the clock is to be looked at.
     fn due(&self, answer: Duration) -> Moment {
-        let ping = self.last_sent + self.timeout / PING_PART;
+        let ping = self.last_sent + self.ping_every();
         match self.silent_since() {
             Some(since) => ping.min(since + self.answer_limit(answer)),
             None => ping,
@@ -706,7 +729,7 @@ impl Connection {
         if self.silent_since().is_some_and(|since| now >= since + self.answer_limit(answer)) {
             return Err(Stop::Cut("it does not answer".into()));
         }
-        if now >= self.last_sent + self.timeout / PING_PART {
+        if now >= self.last_sent + self.ping_every() {
             self.ping.get_or_insert(now);
             let mut out = Out::default();
             out.int(XID_PING).int(op::PING);
@@ -716,11 +739,15 @@ impl Connection {
     }
 
     /// Gives an answer to whoever asked.
-    fn settle(&mut self, xid: i32, error: i32, body: &[u8]) -> std::result::Result<(), Stop> {
+    /// Returns until when the ensemble keeps the session by that.
+    fn settle(&mut self, xid: i32, error: i32, body: &[u8]) -> std::result::Result<Moment, Stop> {
         let Some(pending) = self.pending.pop_front().filter(|pending| pending.xid == xid) else {
             return Err(Stop::Cut("it answers out of order".into()));
         };
         let ended = error == code::SESSION_EXPIRED;
+        // An error may be one server's alone.
+        let nothing = Moment::from_nanos(0);
+        let proven = if error == code::OK { pending.safe_until } else { nothing };
         let reply = match ended {
             true => Err(Trouble::Ended),
             false if error == code::SESSION_MOVED => {
@@ -733,7 +760,7 @@ impl Connection {
         };
         // Whoever asked may not want to know any more.
         drop(pending.reply.send(reply));
-        if ended { Err(Stop::Ended) } else { Ok(()) }
+        if ended { Err(Stop::Ended) } else { Ok(proven) }
     }
 
     /// Ends the session, and waits until the server hangs up or says that it has.
