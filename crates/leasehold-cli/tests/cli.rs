@@ -37,3 +37,5 @@ mod terminal;
 mod top;
 #[path = "cli/views.rs"]
 mod views;
+#[path = "cli/zookeeper.rs"]
+mod zookeeper;

@@ -10,6 +10,7 @@ Says `ready` when it has reached the server, then answers each line with one lin
     lock NAME TTL_MS WAIT_MS  held | timeout
     release NAME              released | gone
     extend NAME TTL_MS        extended | gone
+    write NODE                written | refused    (only on ZooKeeper)
 
 `gone` is the answer for a lock that ended, that somebody else has, or that was never taken. What
 cannot be done is answered with `error` and the reason.
@@ -26,6 +27,7 @@ The kinds, and where each keeps the lock of NAME:
     psycopg-advisory   a session's advisory lock on the key that django-pglock makes of NAME; it lasts
                        as long as the connection, without ttl
     kazoo              below the ZooKeeper node /NAME; it lasts as long as the session, without ttl
+    curator            likewise: the rule of Curator's InterProcessMutex, on kazoo's connection
 
 No lock is renewed: it ends with its ttl, as it does for who holds one for too long.
 """
@@ -274,6 +276,59 @@ class Kazoo:
     def extend(self, name, ttl_ms):
         raise NotImplementedError("kazoo's locks last as long as the session")
 
+    def write(self, node):
+        """Writes a node's data; false if that is not allowed."""
+        try:
+            self.client.set(node, b"")
+        except self.errors.NoAuthError:
+            return False
+        return True
+
+
+class Curator(Kazoo):
+    """The nodes, the order and the waiting of Curator's `InterProcessMutex`, without its Java."""
+
+    @staticmethod
+    def number(node):
+        """What Curator sorts by: all behind the last `lock-`, or the whole name without one."""
+        at = node.rfind("lock-")
+        return node if at < 0 else node[at + len("lock-") :]
+
+    def take(self, name, blocking=True, timeout=None):
+        import threading
+        import uuid
+
+        path = "/" + name
+        self.client.ensure_path(path)
+        stem = f"{path}/_c_{uuid.uuid4()}-lock-"
+        own = self.client.create(stem, b"127.0.0.1", ephemeral=True, sequence=True)
+        until = time.monotonic() + ((timeout or 0) if blocking else 0)
+        while True:
+            nodes = sorted(self.client.get_children(path), key=self.number)
+            index = nodes.index(own.rsplit("/", 1)[1])
+            if index < 1:
+                self.locks[name] = own
+                return True
+            changed = threading.Event()
+            try:
+                before = f"{path}/{nodes[index - 1]}"
+                self.client.get(before, watch=lambda _event: changed.set())
+            except self.errors.NoNodeError:
+                continue
+            if not changed.wait(max(0, until - time.monotonic())):
+                self.client.delete(own)
+                return False
+
+    def release(self, name):
+        own = self.locks.pop(name, None)
+        if own is None:
+            return False
+        try:
+            self.client.delete(own)
+        except self.errors.NoNodeError:
+            return False
+        return True
+
 
 KINDS = {
     "redis-py": RedisPy,
@@ -283,6 +338,7 @@ KINDS = {
     "asyncpg": Asyncpg,
     "psycopg-advisory": PsycopgAdvisory,
     "kazoo": Kazoo,
+    "curator": Curator,
 }
 
 
@@ -299,6 +355,8 @@ def answer(peer, line):
             return "held" if peer.lock(name, int(ttl_ms), int(wait_ms)) else "timeout"
         case ["release", name]:
             return "released" if peer.release(name) else "gone"
+        case ["write", node]:
+            return "written" if peer.write(node) else "refused"
         case ["extend", name, ttl_ms]:
             return "extended" if peer.extend(name, int(ttl_ms)) else "gone"
         case _:

@@ -45,6 +45,9 @@ pub enum PeerKind {
     PsycopgAdvisory,
     /// `Lock` of kazoo on ZooKeeper. It has no ttl, and cannot be extended.
     Kazoo,
+    /// What Curator's `InterProcessMutex` does on ZooKeeper, in Python: its nodes, its order and
+    /// whom it watches. As kazoo, without a ttl.
+    Curator,
 }
 
 impl PeerKind {
@@ -72,7 +75,7 @@ impl PeerKind {
             | PeerKind::PsycopgAdvisory => name.to_owned(),
             PeerKind::PythonRedisLock => format!("lock:{name}"),
             PeerKind::RedisSemaphore => format!("mutex:{name}"),
-            PeerKind::Kazoo => format!("/{name}"),
+            PeerKind::Kazoo | PeerKind::Curator => format!("/{name}"),
         }
     }
 
@@ -88,6 +91,7 @@ impl PeerKind {
             PeerKind::Asyncpg => "asyncpg",
             PeerKind::PsycopgAdvisory => "psycopg-advisory",
             PeerKind::Kazoo => "kazoo",
+            PeerKind::Curator => "curator",
         }
     }
 
@@ -178,6 +182,12 @@ impl Peer {
     pub async fn extend(&mut self, name: &str, ttl: Duration) -> Result<bool> {
         let request = format!("extend {} {}", word(name), ttl.as_millis());
         self.ask(&request, Duration::ZERO, ["extended", "gone"]).await
+    }
+
+    /// Writes a node of ZooKeeper, whosever it is; false when that is not allowed.
+    pub async fn write(&mut self, node: &str) -> Result<bool> {
+        let request = format!("write {}", word(node));
+        self.ask(&request, Duration::ZERO, ["written", "refused"]).await
     }
 
     /// Ends the process with `SIGKILL`, as a crash would.

@@ -35,7 +35,7 @@ pub mod advisory {
 
     pub use crate::postgres::advisory::{AdvisoryKey, Keys, lock_in, try_lock_in};
 }
-#[cfg(any(feature = "etcd", feature = "postgres", feature = "redis"))]
+#[cfg(any(feature = "etcd", feature = "postgres", feature = "redis", feature = "zookeeper"))]
 #[allow(dead_code, reason = "what is used of it depends on the engines of the build")]
 mod address;
 mod bell;
@@ -79,6 +79,8 @@ mod semaphore;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
 mod tenure;
+#[cfg(feature = "zookeeper")]
+pub mod zookeeper;
 
 pub use acquire::Request;
 pub use claim::{Holder, Mode, Released};

@@ -25,6 +25,9 @@ pub(crate) fn known() -> Vec<&'static str> {
         known.push("postgres://HOST/DATABASE");
         known.push("postgres+advisory://HOST/DATABASE");
     }
+    if cfg!(feature = "zookeeper") {
+        known.push("zk://HOST,HOST");
+    }
     known
 }
 
@@ -77,6 +80,13 @@ pub(crate) async fn open(url: &str) -> Result<Arc<dyn Engine>> {
                 advice: "build `leasehold` with the feature `postgres`",
             }))
         }
+        #[cfg(feature = "zookeeper")]
+        "zk" | "zks" => Ok(Arc::new(crate::zookeeper::ZooKeeper::open(url).await?)),
+        #[cfg(not(feature = "zookeeper"))]
+        "zk" | "zks" => Err(Error::Config(Config::NotBuilt {
+            scheme: scheme.to_owned(),
+            advice: "build `leasehold` with the feature `zookeeper`",
+        })),
         _ => Err(Error::Config(Config::UnknownScheme {
             scheme: scheme.chars().take(40).collect(),
             known: known(),

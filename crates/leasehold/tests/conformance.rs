@@ -54,6 +54,8 @@ const ENGINES: &[(&str, Make)] = &[
     ("redlock5", || Ok(Arc::new(redis::redlock5()?))),
     #[cfg(feature = "sqlite")]
     ("sqlite", || Ok(Arc::new(sqlite::SqliteStore::new()?))),
+    #[cfg(feature = "zookeeper")]
+    ("zookeeper", || Ok(Arc::new(zookeeper::ensemble()?))),
 ];
 
 fn trials(engine: &str, make: Make) -> Vec<Trial> {
@@ -99,7 +101,7 @@ impl Harness for MemoryStore {
 }
 
 /// Starts something once; whoever comes meanwhile waits for it.
-#[cfg(any(feature = "etcd", feature = "postgres", feature = "redis"))]
+#[cfg(any(feature = "etcd", feature = "postgres", feature = "redis", feature = "zookeeper"))]
 fn once<T: Send + Sync + 'static>(
     place: &'static std::sync::OnceLock<T>,
     start: impl FnOnce() -> leasehold_testkit::Result<T>,
@@ -348,6 +350,54 @@ mod sqlite {
 
         fn url(&self) -> Option<String> {
             Some(format!("sqlite:{}", self.0.path().join("locks.db").display()))
+        }
+
+        fn ttl_floor(&self) -> Duration {
+            Ttl::MIN
+        }
+
+        fn worker(&self) -> Option<Command> {
+            Some(Command::new(std::env::current_exe().expect("this program is a file")))
+        }
+    }
+}
+
+#[cfg(feature = "zookeeper")]
+mod zookeeper {
+    //! An ensemble that lives as long as this program, and a node of its own for each store.
+
+    use super::*;
+    use std::sync::OnceLock;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use leasehold::zookeeper::ZooKeeper;
+    use leasehold_testkit::servers;
+
+    #[derive(Debug)]
+    pub(super) struct ZooKeeperStore {
+        url: String,
+    }
+
+    pub(super) fn ensemble() -> std::result::Result<ZooKeeperStore, Failure> {
+        static SERVERS: OnceLock<servers::Group> = OnceLock::new();
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        // Cases have ttls beyond the sessions that a server allows by itself.
+        let servers = once(&SERVERS, || {
+            let options = servers::Zookeeper::new();
+            options.setting("maxSessionTimeout", "200000000").start_ensemble_blocking()
+        })?;
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        Ok(ZooKeeperStore { url: format!("{}/store{number}", servers.url()) })
+    }
+
+    #[async_trait]
+    impl Harness for ZooKeeperStore {
+        async fn engine(&self) -> Result<Arc<dyn Engine>> {
+            Ok(Arc::new(ZooKeeper::open(&self.url).await?))
+        }
+
+        fn url(&self) -> Option<String> {
+            Some(self.url.clone())
         }
 
         fn ttl_floor(&self) -> Duration {

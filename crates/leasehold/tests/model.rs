@@ -691,3 +691,77 @@ mod postgres {
         }
     }
 }
+
+#[cfg(feature = "zookeeper")]
+mod zookeeper {
+    //! The same on a real server. Its clock is not moved: the steps are those without time, and
+    //! every ttl is far longer than a run. A token claims with one mode on one name, as those of
+    //! the library do: the mode is part of the node.
+
+    use super::*;
+    use std::sync::LazyLock;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use leasehold::zookeeper::ZooKeeper;
+    use leasehold_testkit::servers;
+
+    static SERVER: LazyLock<servers::Server> = LazyLock::new(|| {
+        let options = servers::Zookeeper::new().setting("maxSessionTimeout", "2000000000");
+        options.start_blocking().expect("a server")
+    });
+
+    fn timeless(step: &Step) -> Option<Step> {
+        let mut step = step.clone();
+        match &mut step {
+            Step::Claim { name, token, mode, .. } => *mode = mode_of(*name, *token),
+            Step::Advance { .. } => return None,
+            _ => {}
+        }
+        match &mut step {
+            Step::Claim { ttl_ms, patience_ms, .. } | Step::Renew { ttl_ms, patience_ms, .. } => {
+                // Some alike and some not, so that claims are on several sessions.
+                *ttl_ms = 300_000 + *ttl_ms / 500 * 100_000;
+                *patience_ms = 300_000 + *patience_ms / 1_000 * 100_000;
+            }
+            _ => {}
+        }
+        Some(step)
+    }
+
+    /// One name for locks, one for a semaphore with a stranger to it, one where kinds clash.
+    fn mode_of(name: usize, token: u8) -> Mode {
+        let permits = |take, of| Mode::Permits { take, of };
+        let (exclusive, shared) = (Mode::Exclusive, Mode::Shared);
+        let modes = [
+            [exclusive, shared, shared, exclusive, shared],
+            [permits(1, 3), permits(2, 3), permits(1, 3), permits(3, 3), permits(1, 2)],
+            [exclusive, shared, permits(1, 3), exclusive, permits(2, 3)],
+        ];
+        modes[name][usize::from(token)]
+    }
+
+    proptest! {
+        #![proptest_config(config(25))]
+        #[test]
+        fn zookeeper_answers_as_the_rule(
+            parts in prop::collection::vec(prop::collection::vec(step(), 1..12), 1..6),
+        ) {
+            static NEXT: AtomicU64 = AtomicU64::new(0);
+            let number = NEXT.fetch_add(1, Ordering::Relaxed);
+            let url = format!("{}/model{number}", SERVER.url());
+            runtime().block_on(async {
+                let one = ZooKeeper::open(&url).await.expect("the store");
+                let other = ZooKeeper::open(&url).await.expect("the store");
+                let engines = [Arc::new(one) as Arc<dyn Engine>, Arc::new(other)];
+                let mut run = Run::new(Arc::clone(&engines[0]), VirtualClock::new(), ALWAYS);
+                run.timed = false;
+                for (index, part) in parts.iter().enumerate() {
+                    run.engine = Arc::clone(&engines[index % 2]);
+                    let part: Vec<Step> = part.iter().filter_map(timeless).collect();
+                    run.steps(&part).await?;
+                }
+                Ok::<(), TestCaseError>(())
+            })?;
+        }
+    }
+}

@@ -1,0 +1,107 @@
+//! The command on ZooKeeper: locks that outlive their process, and servers that cannot be used.
+//!
+//! What the engine does is tested with the library.
+
+use std::io::Write as _;
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::Command;
+
+use leasehold_testkit::{Server, Zookeeper};
+
+use crate::support::{BINARY, Finished, Running, bare, finish, handle, json};
+
+const PASSWORD: &str = "hunter2secret";
+
+fn leasehold(url: &str, arguments: &[&str]) -> Command {
+    let mut command = bare(Path::new(BINARY));
+    command.env("LEASEHOLD_URL", url).args(arguments);
+    command
+}
+
+/// Runs something that must end with this status and keep the password quiet.
+#[track_caller]
+fn expect(status: i32, url: &str, arguments: &[&str]) -> Finished {
+    let finished = finish(&mut leasehold(url, arguments));
+    assert_eq!(finished.status, status, "{arguments:?}: {finished:?}");
+    assert!(!format!("{finished:?}").contains(PASSWORD), "{finished:?}");
+    finished
+}
+
+fn server() -> Server {
+    Zookeeper::new().start_blocking().expect("a server starts")
+}
+
+const VERBS: [&[&str]; 4] =
+    [&["run", "x", "--", "true"], &["acquire", "x"], &["list"], &["doctor"]];
+
+#[test]
+fn a_lock_outlives_its_process_and_its_session_as_long_as_its_handle_is_used() {
+    let server = server();
+    let url = server.url();
+    let handle = handle(&expect(0, url, &["acquire", "x", "--ttl", "3s"]));
+    expect(75, url, &["run", "-n", "x", "--", "true"]);
+    let held = |ms: u64| {
+        let checked = json(&expect(0, url, &["check", "--json", &handle]).stdout);
+        assert!(checked["remaining_ms"].as_u64().is_some_and(|left| left <= ms), "{checked}");
+    };
+    held(3_000);
+    // Its session is half as long again as its ttl; each renewal makes it begin anew.
+    for _ in 0..3 {
+        std::thread::sleep(std::time::Duration::from_secs(2));
+        expect(0, url, &["renew", &handle]);
+    }
+    expect(0, url, &["renew", &handle, "--ttl", "30s"]);
+    held(30_000);
+    std::thread::sleep(std::time::Duration::from_secs(6));
+    expect(75, url, &["run", "-n", "x", "--", "true"]);
+    expect(0, url, &["release", &handle]);
+    expect(0, url, &["run", "-n", "x", "--", "true"]);
+    expect(77, url, &["renew", &handle]);
+}
+
+#[test]
+fn a_lock_whose_process_was_killed_is_free_after_its_session() {
+    let server = server();
+    let script = "echo $LEASEHOLD_FENCE; read line";
+    let hold = ["run", "--ttl", "2s", "x", "--", "sh", "-c", script];
+    let mut holder = Running::start(&mut leasehold(server.url(), &hold));
+    let fence: u64 = holder.line().parse().expect("a fence");
+    holder.signal(rustix::process::Signal::KILL);
+    let next = ["run", "--wait", "20s", "x", "--", "printenv", "LEASEHOLD_FENCE"];
+    let finished = expect(0, server.url(), &next);
+    assert!(finished.stdout.trim().parse::<u64>().expect("a fence") > fence);
+}
+
+#[test]
+fn a_wrong_password_is_78_and_not_repeated() {
+    let server = server();
+    let url = |login: &str| format!("zk://{login}{}/app", server.address());
+    expect(0, &url("me:right@"), &["run", "x", "--", "true"]);
+    for arguments in VERBS {
+        let finished = expect(78, &url(&format!("me:{PASSWORD}@")), arguments);
+        assert!(finished.stderr.contains("docs/engines/zookeeper.md"), "{finished:?}");
+    }
+}
+
+#[test]
+fn nobody_at_the_address_and_a_server_that_is_no_zookeeper_are_69() {
+    let port = leasehold_testkit::ports::Port::reserve().expect("a port that nobody uses");
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let other = listener.local_addr().expect("an address");
+    std::thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            let mut stream = stream;
+            // Whoever asked may be gone already.
+            let _unheard = stream.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n");
+        }
+    });
+    for address in [port.address(), other] {
+        let limits = "connect_timeout_ms=300&timeout_ms=300";
+        let url = format!("zk://app:{PASSWORD}@{address}?{limits}");
+        for arguments in VERBS {
+            let finished = expect(69, &url, arguments);
+            assert!(finished.stderr.contains(&address.to_string()), "{finished:?}");
+        }
+    }
+}

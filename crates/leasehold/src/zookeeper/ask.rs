@@ -1,0 +1,364 @@
+//! Claiming: the node is created and the line read in one go; who waits watches whom it must
+//! outlive.
+//!
+//! A claim whose answer was lost is found again by its attempt, in the session it was made in. A
+//! session's requests are handled in order, and none of an old connection after one of a new, so
+//! one that is not found then will not come to be.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::claim::{Claim, Standing};
+use crate::clock::{Clock, Moment, SystemClock};
+use crate::error::{Error, Kind, Result};
+use crate::line::{CLAIMS_MAX, Refusal};
+
+use super::Inner;
+use super::book::Record;
+use super::detail::Detail;
+use super::keep;
+use super::nodes::{Attempt, Entry, Ours, holds, stems};
+use super::read::{Lineup, MOMENT, claim_acl, shared_acl};
+use super::session::Reply;
+use super::waits::{self, Place, Stands, Wait};
+use super::wire::{In, Odd, Part, Request, Sort, Stat, code};
+
+/// How often a claim is tried when the nodes above it go away under it.
+const ROUNDS_MAX: usize = 16;
+/// When to ask again although no bell rang; the heartbeat looks sooner.
+pub(super) const RETRY_IN: Duration = Duration::from_secs(10);
+
+pub(super) async fn claim(inner: &Inner, claim: &Claim) -> Result<Standing> {
+    let sent = SystemClock.now();
+    if let Some(record) = inner.book.get(&claim.key)
+        && let Some(standing) = again(inner, claim, record, sent).await?
+    {
+        return Ok(standing);
+    }
+    if !claim.join
+        && let Some(out) = is_taken(inner, claim).await?
+    {
+        return Ok(out);
+    }
+    for _ in 0..ROUNDS_MAX {
+        let sent = SystemClock.now();
+        if let Some((record, lineup, safe_until)) = create(inner, claim).await? {
+            if lineup.made_elsewhere(&claim.key.token, record.ours.session) {
+                // Another client made it already; there is one claim for a token.
+                undo(inner, claim, &record).await?;
+                match keep::visit(inner, &claim.key, claim.ttl).await? {
+                    // That was left of a session which ended, and is gone now.
+                    Standing::Out { .. } => continue,
+                    standing => return Ok(standing),
+                }
+            }
+            if let Some(refusal) = refusal(claim, &lineup) {
+                undo(inner, claim, &record).await?;
+                return Err(refusal.into_error(claim));
+            }
+            let kept = Kept { sent, safe_until };
+            if let Some(standing) = settle(inner, claim, record, lineup, (kept, true)).await? {
+                return Ok(standing);
+            }
+        }
+    }
+    Err(Error::Store {
+        store: inner.info.store.clone(),
+        cause: format!("the line of `{}` changes too fast to join it", claim.key.name),
+        transient: true,
+    })
+}
+
+/// Whether a claim that does not join would have to.
+async fn is_taken(inner: &Inner, claim: &Claim) -> Result<Option<Standing>> {
+    let (name, session) = (&claim.key.name, inner.pool.session(claim.ttl).await?);
+    let lineup = inner.read_line(&session, name).await?;
+    if lineup.made_elsewhere(&claim.key.token, session.id()) {
+        let standing = keep::visit(inner, &claim.key, claim.ttl).await?;
+        // What is left of a session that ended is gone by now.
+        if !matches!(standing, Standing::Out { .. }) {
+            return Ok(Some(standing));
+        }
+    } else if holds(modes(&lineup.entries), claim.mode) {
+        return Ok(None);
+    }
+    // The server may be behind: who is refused was refused by the latest.
+    let lineup = inner.read_line_now(&session, name).await?;
+    if let Some(refusal) = refusal(claim, &lineup) {
+        return Err(refusal.into_error(claim));
+    }
+    if holds(modes(&lineup.entries), claim.mode) {
+        return Ok(None);
+    }
+    let by = inner.holder_of_first(&session, name, &lineup).await?;
+    Ok(Some(Standing::Out { ahead: lineup.entries.len(), retry_in: RETRY_IN, by }))
+}
+
+pub(super) fn modes(entries: &[Entry]) -> impl Iterator<Item = crate::claim::Mode> + '_ {
+    entries.iter().map(|entry| entry.mode)
+}
+
+/// Why the line does not take this claim.
+fn refusal(claim: &Claim, lineup: &Lineup) -> Option<Refusal> {
+    let kind = Kind::from(claim.mode);
+    match lineup.entries.first().map(|first| Kind::from(first.mode)) {
+        Some(in_force) if in_force != kind => Some(Refusal::Mismatch(in_force)),
+        _ if lineup.entries.len() > CLAIMS_MAX => Some(Refusal::Full),
+        _ => None,
+    }
+}
+
+/// When something was asked, and what its answer proved.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Kept {
+    pub(super) sent: Moment,
+    pub(super) safe_until: Moment,
+}
+
+impl Kept {
+    /// How long the ensemble keeps a claim of this ttl, counted from when it was asked.
+    pub(super) fn remaining(self, ttl: Duration) -> Duration {
+        self.safe_until.since(self.sent).min(ttl)
+    }
+}
+
+/// Creates the claim's nodes and reads its line; `None` if the line's node was not there.
+async fn create(inner: &Inner, claim: &Claim) -> Result<Option<(Record, Lineup, Moment)>> {
+    let name = &claim.key.name;
+    let session = inner.pool.session(claim.ttl).await?;
+    let identity = session.identity();
+    let ours = Ours { attempt: Attempt::of(&claim.key.token), session: identity.id };
+    let detail = Detail::of(claim, &identity);
+    let mut record = Record {
+        name: name.clone(),
+        session: Arc::clone(&session),
+        ours,
+        mode: claim.mode,
+        paths: Vec::new(),
+        fence: 0,
+        held: false,
+        seen: true,
+        ttl: claim.ttl,
+        ttl_path: None,
+        until: SystemClock.now() + claim.ttl.max(claim.patience),
+    };
+    // Before it is sent: whatever becomes of the answer, the claim is looked for.
+    inner.book.enter(claim.key.clone(), record.clone());
+    let line = inner.layout.line(name);
+    let container = match inner.known.has(name) {
+        true => None,
+        false => {
+            let (path, acl) = (line.clone(), shared_acl(inner.has_login()));
+            let sort = Sort::Container;
+            Some(session.send(Request::Create { path, data: Vec::new(), acl, sort }).await?)
+        }
+    };
+    let created = session.send(creation(inner, claim, ours, &detail)).await?;
+    let read = session.send(Request::Children { path: line }).await?;
+    if let Some(container) = container {
+        let made = container.answer().await?;
+        if !matches!(made.code, code::OK | code::NODE_EXISTS | code::NO_NODE | code::NO_AUTH) {
+            inner.book.remove(&claim.key);
+            return Err(inner.refusal(made.code));
+        }
+    }
+    let (created, read) = (created.answer().await?, read.answer().await?);
+    match made(inner, &created)? {
+        Ok(made) => {
+            inner.known.add(name);
+            (record.paths, record.fence) = (made.paths, made.fence);
+            inner.book.enter(claim.key.clone(), record.clone());
+            let lineup = Lineup::new(inner.children(&read)?);
+            Ok(Some((record, lineup, created.safe_until)))
+        }
+        Err(error) => {
+            inner.book.remove(&claim.key);
+            if error != code::NO_NODE {
+                return Err(inner.refusal(error));
+            }
+            inner.known.forget(name);
+            inner.make_line(&session, name).await?;
+            inner.known.add(name);
+            Ok(None)
+        }
+    }
+}
+
+fn creation(inner: &Inner, claim: &Claim, ours: Ours, detail: &Detail) -> Request {
+    let line = inner.layout.line(&claim.key.name);
+    let stems = stems(inner.dialect, ours, claim.mode);
+    let mut creations: Vec<Request> = stems
+        .into_iter()
+        .map(|stem| Request::Create {
+            path: format!("{line}/{stem}"),
+            data: detail.encode(),
+            acl: claim_acl(inner.has_login()),
+            sort: Sort::EphemeralSequential,
+        })
+        .collect();
+    if creations.len() == 1 {
+        return creations.remove(0);
+    }
+    // Servers do not tell in which transaction several nodes were created together, but they do
+    // where something was written.
+    let path = inner.layout.own(MOMENT);
+    creations.push(Request::SetData { path, data: Vec::new(), version: -1 });
+    Request::Multi(creations)
+}
+
+/// The nodes that were made, and the transaction that did it.
+struct Made {
+    paths: Vec<String>,
+    fence: u64,
+}
+
+/// What was made, or why it was not.
+fn made(inner: &Inner, reply: &Reply) -> Result<std::result::Result<Made, i32>> {
+    if reply.code != code::OK {
+        return Ok(Err(reply.code));
+    }
+    // A text begins with its length and a slash; a multi's answer with a code and a flag.
+    if reply.body.get(4) == Some(&b'/') {
+        let mut body = In(&reply.body);
+        let path = body.text().map_err(|odd| inner.odd(odd))?;
+        let fence = fence(&body.stat().map_err(|odd| inner.odd(odd))?);
+        return Ok(Ok(Made { paths: vec![path], fence }));
+    }
+    let mut made = Made { paths: Vec::new(), fence: 0 };
+    for part in inner.parts(reply)? {
+        match part {
+            Part::Created(path) => made.paths.push(path),
+            Part::Written(stat) => made.fence = u64::try_from(stat.modified).unwrap_or(0),
+            Part::Failed(error) => return Ok(Err(error)),
+            Part::Done => {}
+        }
+    }
+    match made.fence {
+        0 => Err(inner.odd(Odd)),
+        _ => Ok(Ok(made)),
+    }
+}
+
+/// A claim that was made before, or may have been; `None` if it is not there.
+async fn again(
+    inner: &Inner,
+    claim: &Claim,
+    mut record: Record,
+    sent: Moment,
+) -> Result<Option<Standing>> {
+    let forget = || {
+        inner.book.remove(&claim.key);
+        inner.waits.forget(&claim.key);
+    };
+    if record.session.has_ended() {
+        forget();
+        return Ok(None);
+    }
+    if record.paths.is_empty() {
+        match recover(inner, &record).await? {
+            Some(found) => record = found,
+            None => {
+                forget();
+                return Ok(None);
+            }
+        }
+    }
+    let session = Arc::clone(&record.session);
+    let check = Request::Multi(vec![Request::Check { path: record.paths[0].clone() }]);
+    let checked = session.send(check).await?;
+    let read = session.send(Request::Children { path: inner.layout.line(&record.name) }).await?;
+    let (checked, read) = (checked.answer().await?, read.answer().await?);
+    if inner.parts(&checked)?.contains(&Part::Failed(code::NO_NODE)) {
+        forget();
+        return Ok(None);
+    }
+    let lineup = Lineup::new(inner.children(&read)?);
+    let kept = Kept { sent, safe_until: checked.safe_until };
+    settle(inner, claim, record, lineup, (kept, false)).await
+}
+
+/// Finds a claim whose answer was lost.
+pub(super) async fn recover(inner: &Inner, record: &Record) -> Result<Option<Record>> {
+    let lineup = inner.read_line_now(&record.session, &record.name).await?;
+    let Some(at) = lineup.place(record.ours) else { return Ok(None) };
+    let (entry, line) = (&lineup.entries[at], inner.layout.line(&record.name));
+    let first = format!("{line}/{}", entry.node);
+    let Some((_, stat)) = inner.data(&record.session, first.clone()).await? else {
+        return Ok(None);
+    };
+    let others = lineup.nodes_of(entry).filter(|node| *node != entry.node);
+    let others = others.map(|node| format!("{line}/{node}"));
+    let mut found = record.clone();
+    found.paths = [first].into_iter().chain(others).collect();
+    found.fence = fence(&stat);
+    Ok(Some(found))
+}
+
+pub(super) fn fence(stat: &Stat) -> u64 {
+    u64::try_from(stat.created).unwrap_or(0)
+}
+
+async fn undo(inner: &Inner, claim: &Claim, record: &Record) -> Result<()> {
+    let deletes = record.paths.iter().map(|path| Request::Delete { path: path.clone() });
+    record.session.ask(Request::Multi(deletes.collect())).await?;
+    inner.book.remove(&claim.key);
+    Ok(())
+}
+
+/// The claim is in line: does it hold? `None` if it is gone again.
+async fn settle(
+    inner: &Inner,
+    claim: &Claim,
+    mut record: Record,
+    lineup: Lineup,
+    (kept, is_new): (Kept, bool),
+) -> Result<Option<Standing>> {
+    let (key, name) = (&claim.key, claim.key.name.clone());
+    let Some(at) = lineup.place(record.ours) else {
+        inner.book.remove(key);
+        inner.waits.forget(key);
+        return Ok(None);
+    };
+    let ahead = &lineup.entries[..at];
+    if holds(modes(ahead), claim.mode) {
+        return Ok(Some(held(inner, claim, record, kept)));
+    }
+    if !claim.join && is_new {
+        let session = Arc::clone(&record.session);
+        undo(inner, claim, &record).await?;
+        let by = inner.holder_of_first(&session, &name, &lineup).await?;
+        return Ok(Some(Standing::Out { ahead: at, retry_in: RETRY_IN, by }));
+    }
+    (record.held, record.until) = (false, SystemClock.now() + claim.patience);
+    let wait = Wait {
+        name,
+        session: Arc::clone(&record.session),
+        ours: record.ours,
+        place: Place {
+            mode: claim.mode,
+            fence: record.fence,
+            ahead: ahead.to_vec(),
+            watched: Vec::new(),
+            kept: kept.safe_until >= kept.sent + claim.patience,
+        },
+    };
+    inner.book.enter(key.clone(), record.clone());
+    inner.waits.enter(key.clone(), wait);
+    let count = at;
+    match waits::stand(inner, key).await? {
+        Stands::Behind => Ok(Some(Standing::Queued { ahead: count, retry_in: RETRY_IN })),
+        Stands::Holds => Ok(Some(held(inner, claim, record, kept))),
+        Stands::Gone => {
+            inner.book.remove(key);
+            inner.waits.forget(key);
+            Ok(None)
+        }
+    }
+}
+
+fn held(inner: &Inner, claim: &Claim, mut record: Record, kept: Kept) -> Standing {
+    (record.held, record.seen, record.until) = (true, true, SystemClock.now() + claim.ttl);
+    let fence = record.fence;
+    inner.book.enter(claim.key.clone(), record);
+    Standing::Held { fence, remaining: kept.remaining(claim.ttl) }
+}

@@ -1,0 +1,324 @@
+//! Leaving: giving back, being taken out by an administrator, and running out of time.
+
+use std::collections::HashSet;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use futures_util::future::join_all;
+
+use crate::claim::{ClaimKey, Holder, Released};
+use crate::clock::{Clock, Moment, SystemClock};
+use crate::engine::{Counts, Eviction};
+use crate::error::Result;
+
+use super::Inner;
+use super::ask::recover;
+use super::book::Record;
+use super::detail::Detail;
+use super::feed::{self, Farewell};
+use super::nodes::{Attempt, holding, ttl_stem};
+use super::session::Session;
+use super::sums;
+use super::wire::{Part, Request, code};
+
+/// Claims given back at a time: enough to fill a connection.
+const AT_ONCE: usize = 64;
+/// How often something is tried when others change the same.
+const ROUNDS_MAX: usize = 16;
+/// The pause after a claim whose time is up could not be removed.
+const AGAIN: Duration = Duration::from_secs(1);
+
+pub(super) async fn release(inner: &Inner, keys: &[ClaimKey]) -> Result<Vec<Released>> {
+    let mut released = Vec::with_capacity(keys.len());
+    let mut rest = keys;
+    while !rest.is_empty() {
+        let (some, later) = rest.split_at(without_repetition(rest));
+        for one in join_all(some.iter().map(|key| release_one(inner, key))).await {
+            released.push(one?);
+        }
+        rest = later;
+    }
+    Ok(released)
+}
+
+/// How many keys can be given back at once: what becomes of one claim of a line is told before the
+/// next of it is touched.
+fn without_repetition(keys: &[ClaimKey]) -> usize {
+    let mut names = HashSet::new();
+    keys.iter().take(AT_ONCE).take_while(|key| names.insert(&key.name)).count()
+}
+
+async fn release_one(inner: &Inner, key: &ClaimKey) -> Result<Released> {
+    let Some(mut record) = inner.book.get(key) else {
+        return release_by_handle(inner, key).await;
+    };
+    if !record.session.has_ended() {
+        if record.paths.is_empty() {
+            match recover(inner, &record).await? {
+                Some(found) => record = found,
+                None => {
+                    inner.book.remove(key);
+                    return release_by_handle(inner, key).await;
+                }
+            }
+        }
+        if delete(inner, &record).await? {
+            inner.book.remove(key);
+            return Ok(Released::Released);
+        }
+    }
+    inner.book.remove(key);
+    // Whoever has its token may have made it anew.
+    release_by_handle(inner, key).await
+}
+
+/// Deletes a claim's nodes; false if they were gone.
+async fn delete(inner: &Inner, record: &Record) -> Result<bool> {
+    let deletes = record.paths.iter().chain(&record.ttl_path);
+    let deletes: Vec<Request> =
+        deletes.map(|path| Request::Delete { path: path.clone() }).collect();
+    let path = record.paths[0].clone();
+    // Whoever waits behind it takes this word for what it is: that it held.
+    let word = Request::SetData { path, data: Vec::new(), version: -1 };
+    let word = Some(word).filter(|_| record.held);
+    let request = match (word, deletes.len()) {
+        (None, 1) => deletes[0].clone(),
+        (word, _) => Request::Multi(word.into_iter().chain(deletes.clone()).collect()),
+    };
+    let single = !matches!(request, Request::Multi(_));
+    let reply = record.session.ask(request).await?;
+    let error = match single {
+        true => reply.code,
+        false => failed(&inner.parts(&reply)?),
+    };
+    match error {
+        code::OK => Ok(true),
+        code::NO_NODE if record.ttl_path.is_some() || record.paths.len() > 1 => {
+            rest_of(inner, record).await
+        }
+        code::NO_NODE => Ok(false),
+        error => Err(inner.refusal(error)),
+    }
+}
+
+/// Deletes what is left of a claim of several nodes, of which one was gone; whether the one that
+/// decides was there.
+async fn rest_of(inner: &Inner, record: &Record) -> Result<bool> {
+    let mut was_there = false;
+    let lineup = inner.read_line(&record.session, &record.name).await?;
+    let (stem, line) = (ttl_stem(record.ours), inner.layout.line(&record.name));
+    let ttls = lineup.ttl_nodes(&stem).map(|node| format!("{line}/{node}"));
+    for (at, path) in record.paths.iter().cloned().chain(ttls).enumerate() {
+        let reply = record.session.ask(Request::Delete { path }).await?;
+        match reply.code {
+            code::OK => was_there |= at == 0,
+            code::NO_NODE => {}
+            error => return Err(inner.refusal(error)),
+        }
+    }
+    Ok(was_there)
+}
+
+/// The first error among the parts of a transaction.
+pub(super) fn failed(parts: &[Part]) -> i32 {
+    let error = parts.iter().find_map(|part| match part {
+        Part::Failed(error) if *error != RUNTIME_INCONSISTENCY => Some(*error),
+        _ => None,
+    });
+    error.unwrap_or(code::OK)
+}
+
+/// What the parts behind one that failed are answered with.
+const RUNTIME_INCONSISTENCY: i32 = -2;
+
+/// Gives back a claim that another client made.
+async fn release_by_handle(inner: &Inner, key: &ClaimKey) -> Result<Released> {
+    let session = inner.pool.any().await?;
+    let attempt = Attempt::of(&key.token);
+    for _ in 0..ROUNDS_MAX {
+        let lineup = inner.read_line_now(&session, &key.name).await?;
+        let entry = lineup
+            .entries
+            .iter()
+            .find(|entry| entry.ours.is_some_and(|ours| ours.attempt == attempt));
+        let Some((entry, ours)) = entry.and_then(|entry| Some((entry, entry.ours?))) else {
+            return told(inner, key).await;
+        };
+        let line = inner.layout.line(&key.name);
+        let stem = ttl_stem(ours);
+        let nodes = lineup.nodes_of(entry).chain(lineup.ttl_nodes(&stem));
+        let deletes = nodes.map(|node| Request::Delete { path: format!("{line}/{node}") });
+        let mut parts = feed::words(inner, &session, &[&entry.node], &Farewell::Released).await?;
+        parts.extend(deletes);
+        let reply = session.ask(Request::Multi(parts)).await?;
+        match failed(&inner.parts(&reply)?) {
+            code::OK => return Ok(Released::Released),
+            code::NO_NODE => {}
+            error => return Err(inner.refusal(error)),
+        }
+    }
+    Err(inner.busy())
+}
+
+/// What became of a claim that is not there.
+async fn told(inner: &Inner, key: &ClaimKey) -> Result<Released> {
+    let session = inner.pool.any().await?;
+    let lineup = inner.read_line_now(&session, &key.name).await?;
+    Ok(match inner.holder_of_first(&session, &key.name, &lineup).await? {
+        Some(holder) => Released::TakenBy(holder),
+        None => Released::AlreadyExpired,
+    })
+}
+
+/// Sweeps for as long as the engine is there.
+pub(super) async fn keep_sweeping(inner: Weak<Inner>) {
+    loop {
+        let Some(strong) = inner.upgrade() else { return };
+        let next = sweep(&strong).await.unwrap_or(Moment::NEVER);
+        let book = Arc::clone(&strong.book);
+        drop(strong);
+        tokio::select! {
+            () = book.sooner.notified() => {}
+            () = SystemClock.sleep_until(next) => {}
+        }
+    }
+}
+
+/// Removes this client's claims whose time is up. Returns when the next one's is.
+async fn sweep(inner: &Inner) -> Option<Moment> {
+    let (overdue, mut next) = inner.book.overdue(SystemClock.now());
+    for (key, record) in overdue {
+        if let Err(error) = expire(inner, &key, record).await {
+            tracing::debug!(%error, "a claim whose time is up was not removed yet");
+            let again = SystemClock.now() + AGAIN;
+            inner.book.change(&key, |record| record.until = record.until.max(again));
+            next = Some(next.map_or(again, |next| next.min(again)));
+        }
+    }
+    next
+}
+
+async fn expire(inner: &Inner, key: &ClaimKey, mut record: Record) -> Result<()> {
+    // It may have been renewed since it was looked at.
+    let until = record.until;
+    let is_same = || inner.book.get(key).is_some_and(|now| now.until == until);
+    if record.session.has_ended() {
+        inner.book.remove(key);
+        return Ok(());
+    }
+    if record.paths.is_empty() {
+        match recover(inner, &record).await? {
+            Some(found) => record = found,
+            None => {
+                inner.book.remove(key);
+                return Ok(());
+            }
+        }
+    }
+    let lineup = inner.read_line(&record.session, &record.name).await?;
+    let stem = ttl_stem(record.ours);
+    let line = inner.layout.line(&record.name);
+    let visited = lineup.ttl_nodes(&stem).map(|node| format!("{line}/{node}")).next();
+    if visited.is_some() && visited != record.ttl_path {
+        // Whoever has its handle keeps it. If that ends, so does the claim, a ttl later.
+        let span = visited.as_deref().and_then(ttl_of).unwrap_or(record.ttl);
+        inner.book.change(key, |record| {
+            (record.ttl_path, record.until) = (visited, SystemClock.now() + span);
+        });
+        return Ok(());
+    }
+    for _ in 0..ROUNDS_MAX {
+        if !is_same() {
+            return Ok(());
+        }
+        let counts = Counts { expired: u64::from(record.held), ..Counts::default() };
+        let nodes: Vec<&str> = record.paths[..1].iter().map(|path| leaf(path)).collect();
+        let word = Farewell::Expired;
+        let mut parts = feed::words(inner, &record.session, &nodes, &word).await?;
+        if record.held {
+            parts.push(sums::addition(inner, &record.session, &counts).await?);
+        }
+        let deletes = record.paths.iter().chain(&record.ttl_path);
+        parts.extend(deletes.map(|path| Request::Delete { path: path.clone() }));
+        let reply = record.session.ask(Request::Multi(parts)).await?;
+        match failed(&inner.parts(&reply)?) {
+            code::OK => {
+                inner.book.remove(key);
+                return Ok(());
+            }
+            code::NO_NODE
+                if inner.data(&record.session, record.paths[0].clone()).await?.is_none() =>
+            {
+                inner.book.remove(key);
+                return Ok(());
+            }
+            code::NO_NODE | code::BAD_VERSION => {}
+            error => return Err(inner.refusal(error)),
+        }
+    }
+    Err(inner.busy())
+}
+
+/// The ttl that a node tells of.
+pub(super) fn ttl_of(node: &str) -> Option<Duration> {
+    let millis = node.rsplit('-').next()?.strip_suffix("ms")?;
+    Some(Duration::from_millis(millis.parse().ok()?))
+}
+
+fn leaf(path: &str) -> &str {
+    path.rsplit('/').next().unwrap_or(path)
+}
+
+/// Takes a name from whoever holds it.
+pub(super) async fn evict(inner: &Inner, order: &Eviction) -> Result<Vec<Holder>> {
+    let session = inner.pool.any().await?;
+    for _ in 0..ROUNDS_MAX {
+        if let Some(evicted) = evict_once(inner, &session, order).await? {
+            if !evicted.is_empty() {
+                let (name, by, reason) = (&order.name, order.by.label(), &order.reason);
+                tracing::warn!(%name, by, reason, "evicted");
+            }
+            return Ok(evicted);
+        }
+    }
+    Err(inner.busy())
+}
+
+/// `None` if one of them left meanwhile.
+async fn evict_once(
+    inner: &Inner,
+    session: &Session,
+    order: &Eviction,
+) -> Result<Option<Vec<Holder>>> {
+    let lineup = inner.read_line_now(session, &order.name).await?;
+    let line = inner.layout.line(&order.name);
+    let held = &lineup.entries[..holding(&lineup.entries)];
+    let mut evicted = Vec::with_capacity(held.len());
+    let mut nodes = Vec::new();
+    let mut deletes = Vec::new();
+    for entry in held {
+        let path = format!("{line}/{}", entry.node);
+        let Some((data, _)) = inner.data(session, path).await? else { return Ok(None) };
+        evicted.push(match entry.ours {
+            Some(_) => Detail::decode(&data).holder,
+            None => Detail::foreign().holder,
+        });
+        nodes.push(entry.node.as_str());
+        deletes.extend(lineup.nodes_of(entry));
+        let stem = entry.ours.map(ttl_stem);
+        deletes.extend(stem.iter().flat_map(|stem| lineup.ttl_nodes(stem)).collect::<Vec<_>>());
+    }
+    if evicted.is_empty() {
+        return Ok(Some(evicted));
+    }
+    let word = Farewell::Evicted { reason: order.reason.clone() };
+    let mut parts = feed::words(inner, session, &nodes, &word).await?;
+    parts
+        .extend(deletes.into_iter().map(|node| Request::Delete { path: format!("{line}/{node}") }));
+    let reply = session.ask(Request::Multi(parts)).await?;
+    match failed(&inner.parts(&reply)?) {
+        code::OK => Ok(Some(evicted)),
+        code::NO_NODE => Ok(None),
+        error => Err(inner.refusal(error)),
+    }
+}

@@ -1,0 +1,280 @@
+//! The ZooKeeper engine: an ensemble that agrees on everything before it says yes.
+//!
+//! A claim is an ephemeral, numbered node below its name's, as those of kazoo and Curator are; the
+//! fence is the transaction that created it. The claim is created and the line read in one go; who
+//! has to wait watches whom it has to outlive, and when that goes it holds without asking.
+//!
+//! Requests: claim 2, and 1 more if it waits; renew 1 for up to 200 claims; release 1.
+
+mod ask;
+mod book;
+mod detail;
+mod doctor;
+mod failure;
+mod feed;
+mod keep;
+mod leave;
+mod nodes;
+mod pool;
+mod read;
+mod session;
+mod settings;
+mod sums;
+mod survey;
+mod tls;
+mod waits;
+mod wire;
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use futures_util::stream::BoxStream;
+use tokio::task::JoinHandle;
+
+use crate::bell::Belfry;
+use crate::claim::{
+    Amended, Amendment, Claim, ClaimKey, Holder, HolderId, Released, Renewal, Standing,
+};
+use crate::engine::{
+    Capabilities, Counts, Engine, Event, Eviction, Finding, Info, Notice, Page, Query, Resize,
+    Resized, Totals, Wait, Wake,
+};
+use crate::error::{Config, Error, Result};
+
+use book::Book;
+use nodes::{Dialect, Layout};
+use pool::Pool;
+use read::Known;
+use session::{Listener, home};
+use settings::Settings;
+use waits::Waits;
+use wire::Change;
+
+const CAN: Capabilities = Capabilities {
+    many: false,
+    deadlocks: false,
+    amend: false,
+    convert: false,
+    resize: false,
+    ..Capabilities::ALL
+};
+
+fn unsupported(what: &'static str, advice: &'static str) -> Error {
+    Error::Config(Config::Unsupported { engine: "zookeeper", what, advice })
+}
+
+/// A request that failed faster than this was cut off, and did not wait in vain.
+const MOVE_MAX: Duration = Duration::from_millis(100);
+
+/// A store in a ZooKeeper ensemble. Clones share their sessions.
+#[derive(Debug, Clone)]
+pub struct ZooKeeper {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    info: Info,
+    layout: Layout,
+    dialect: Dialect,
+    pool: Pool,
+    book: Arc<Book>,
+    waits: Waits,
+    belfry: Belfry,
+    /// Lines whose nodes were there a moment ago.
+    known: Known,
+    /// Ends claims that nobody renewed.
+    janitor: Mutex<Option<JoinHandle<()>>>,
+    /// For tasks that outlive a call.
+    me: Weak<Inner>,
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if let Some(janitor) = lock(&self.janitor).take() {
+            janitor.abort();
+        }
+        // What others may take up by its handle stays until its session's time is over.
+        self.pool.close_unused(|session| self.book.uses(session));
+    }
+}
+
+impl Listener for Inner {
+    fn heard(&self, change: Change, path: &str) {
+        waits::heard(self, change, path);
+    }
+
+    fn back(&self, session: i64) {
+        waits::back(self, session);
+    }
+}
+
+/// The contents of a mutex, also if somebody panicked with it.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl ZooKeeper {
+    /// Opens the store at a URL: `zk:` or `zks:`.
+    pub async fn open(url: impl AsRef<str>) -> Result<Self> {
+        let Settings { servers, root, dialect } = Settings::from_url(url.as_ref())?;
+        let layout = Layout::new(root);
+        let store = servers.store.clone();
+        let pool = Pool::new(servers);
+        let store_id = doctor::greet(&pool, &layout).await?;
+        let can = CAN;
+        let info = Info { engine: "zookeeper", store, store_id, can, can_fail: true };
+        let inner = Arc::new_cyclic(|me: &Weak<Inner>| Inner {
+            info,
+            layout,
+            dialect,
+            pool,
+            book: Arc::default(),
+            waits: Waits::default(),
+            belfry: Belfry::default(),
+            known: Known::default(),
+            janitor: Mutex::default(),
+            me: me.clone(),
+        });
+        let listener: Weak<Inner> = Arc::downgrade(&inner);
+        inner.pool.listen(listener);
+        Ok(Self { inner })
+    }
+
+    /// Sees to it that somebody ends what nobody renews.
+    fn employ_janitor(&self) -> Result<()> {
+        let mut janitor = lock(&self.inner.janitor);
+        if janitor.is_none() {
+            let inner = Arc::downgrade(&self.inner);
+            *janitor = Some(home()?.spawn(leave::keep_sweeping(inner)));
+        }
+        Ok(())
+    }
+}
+
+/// A session moves when its server goes, or when somebody with a handle takes it up for a moment;
+/// what was on its way then is asked once more. Only for what may be repeated.
+async fn surely<T, F: Future<Output = Result<T>>>(ask: impl Fn() -> F) -> Result<T> {
+    let begun = Instant::now();
+    match ask().await {
+        Err(error) if error.is_transient() && begun.elapsed() < MOVE_MAX => ask().await,
+        answer => answer,
+    }
+}
+
+#[async_trait]
+impl Engine for ZooKeeper {
+    fn info(&self) -> &Info {
+        &self.inner.info
+    }
+
+    async fn claim(&self, claim: &Claim) -> Result<Standing> {
+        let inner = &self.inner;
+        self.employ_janitor()?;
+        if claim.join {
+            inner.belfry.expect(claim.key.token);
+        }
+        let standing = surely(|| ask::claim(inner, claim)).await?;
+        if !matches!(standing, Standing::Queued { .. }) {
+            inner.belfry.forget(&claim.key.token);
+            inner.waits.forget(&claim.key);
+        }
+        Ok(standing)
+    }
+
+    fn claim_now(&self, _claim: &Claim) -> Option<Result<Standing>> {
+        None
+    }
+
+    async fn claim_all(&self, _claims: &[Claim]) -> Result<Option<Vec<Standing>>> {
+        Ok(None)
+    }
+
+    async fn wait(&self, key: &ClaimKey) -> Result<Wake> {
+        match self.inner.belfry.bell(&key.token) {
+            Some(bell) => Ok(bell.heard().await),
+            None => Ok(Wake::Ask),
+        }
+    }
+
+    async fn renew(&self, renewals: &[Renewal]) -> Result<Vec<Result<Standing>>> {
+        self.employ_janitor()?;
+        let standings = surely(|| keep::renew(&self.inner, renewals)).await?;
+        Ok(standings.into_iter().map(Ok).collect())
+    }
+
+    async fn release(&self, keys: &[ClaimKey]) -> Result<Vec<Released>> {
+        for key in keys {
+            self.inner.belfry.forget(&key.token);
+            self.inner.waits.forget(key);
+        }
+        surely(|| leave::release(&self.inner, keys)).await
+    }
+
+    fn release_now(&self, _key: &ClaimKey) -> Option<Released> {
+        None
+    }
+
+    async fn amend(&self, _key: &ClaimKey, _amendment: &Amendment) -> Result<Amended> {
+        Err(unsupported("change a claim that holds", "release it and claim again"))
+    }
+
+    async fn resize(&self, _order: &Resize) -> Result<Resized> {
+        Err(unsupported("change a limit", "let all leave the line, and use the new limit then"))
+    }
+
+    async fn losses(&self) -> Vec<ClaimKey> {
+        // What the store drops before its time is found by the next renewal.
+        std::future::pending().await
+    }
+
+    async fn inspect(&self, query: &Query) -> Result<Page> {
+        surely(|| survey::inspect(&self.inner, query)).await
+    }
+
+    async fn announce(&self, _notice: &Notice) -> Result<()> {
+        Err(unsupported("keep notices of waits", "give waits a time limit"))
+    }
+
+    async fn waits_of(&self, _holder: HolderId) -> Result<Vec<Wait>> {
+        Err(unsupported("keep notices of waits", "give waits a time limit"))
+    }
+
+    async fn watch(&self, query: &Query) -> Result<BoxStream<'static, Result<Event>>> {
+        feed::watch(Arc::clone(&self.inner), query.clone()).await
+    }
+
+    async fn evict(&self, order: &Eviction) -> Result<Vec<Holder>> {
+        leave::evict(&self.inner, order).await
+    }
+
+    async fn tally(&self, counts: &Counts) -> Result<()> {
+        sums::add(&self.inner, counts).await
+    }
+
+    async fn totals(&self) -> Result<Totals> {
+        surely(|| survey::totals(&self.inner)).await
+    }
+
+    async fn examine(&self) -> Result<Vec<Finding>> {
+        doctor::examine(self).await
+    }
+
+    async fn install(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn schema(&self) -> &'static str {
+        ""
+    }
+
+    async fn close(&self) -> Result<()> {
+        if let Some(janitor) = lock(&self.inner.janitor).take() {
+            janitor.abort();
+        }
+        // What others may take up by its handle stays until its session's time is over.
+        self.inner.pool.closed_unused(|session| self.inner.book.uses(session)).await;
+        Ok(())
+    }
+}

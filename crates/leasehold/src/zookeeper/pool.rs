@@ -1,0 +1,155 @@
+//! A client's sessions: one for each length of life that its claims need, shared by all of them.
+//!
+//! Ten thousand locks of one ttl are on one session. Its timeout is half as much again as the ttl,
+//! because an ensemble counts from what its leader has heard (`session.rs`), and so that a client
+//! that dies is gone soon after its ttl and not after that of another claim.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
+
+use crate::claim::Ttl;
+use crate::error::Result;
+
+use super::lock;
+use super::session::{Listener, Session};
+use super::settings::Servers;
+
+/// The most sessions of one client. Each is a connection; with more different ttls, claims share
+/// the next longer session.
+const SESSIONS_MAX: usize = 8;
+/// Timeouts are rounded up by at most an eighth, so that few ttls need few sessions.
+const STEPS_LOG2: u32 = 3;
+
+#[derive(Debug)]
+pub(super) struct Pool {
+    servers: Arc<Servers>,
+    seats: Mutex<BTreeMap<Duration, Arc<Seat>>>,
+    listener: Mutex<Option<Listening>>,
+}
+
+struct Listening(Weak<dyn Listener>);
+
+impl std::fmt::Debug for Listening {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Listening")
+    }
+}
+
+/// The place of one session.
+#[derive(Debug, Default)]
+struct Seat {
+    session: Mutex<Option<Arc<Session>>>,
+    /// Held by whoever opens it, so that the others wait for the same.
+    turn: tokio::sync::Mutex<()>,
+}
+
+impl Seat {
+    fn alive(&self) -> Option<Arc<Session>> {
+        lock(&self.session).as_ref().filter(|session| !session.has_ended()).cloned()
+    }
+}
+
+/// The timeout of the session for claims that live for `ttl`.
+pub(super) fn timeout_for(ttl: Duration) -> Duration {
+    let millis = u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX).saturating_mul(3).div_ceil(2);
+    let millis = millis.max(1 << STEPS_LOG2);
+    let step = 1 << (millis.ilog2() - STEPS_LOG2);
+    Duration::from_millis(millis.div_ceil(step) * step)
+}
+
+impl Pool {
+    pub(super) fn new(servers: Servers) -> Self {
+        let (seats, listener) = (Mutex::default(), Mutex::new(None));
+        Self { servers: Arc::new(servers), seats, listener }
+    }
+
+    pub(super) fn servers(&self) -> &Arc<Servers> {
+        &self.servers
+    }
+
+    /// Says who hears what the sessions hear, those that are open among them.
+    pub(super) fn listen(&self, listener: Weak<dyn Listener>) {
+        for seat in lock(&self.seats).values() {
+            if let Some(session) = seat.alive() {
+                session.listen(Weak::clone(&listener));
+            }
+        }
+        *lock(&self.listener) = Some(Listening(listener));
+    }
+
+    /// The session for claims that live for `ttl`.
+    pub(super) async fn session(&self, ttl: Duration) -> Result<Arc<Session>> {
+        let (span, seat) = self.seat(timeout_for(ttl));
+        if let Some(session) = seat.alive() {
+            return Ok(session);
+        }
+        let _turn = seat.turn.lock().await;
+        if let Some(session) = seat.alive() {
+            return Ok(session);
+        }
+        let session = Arc::new(Session::open(&self.servers, span, None).await?);
+        if let Some(Listening(listener)) = &*lock(&self.listener) {
+            session.listen(Weak::clone(listener));
+        }
+        *lock(&seat.session) = Some(Arc::clone(&session));
+        Ok(session)
+    }
+
+    fn seat(&self, span: Duration) -> (Duration, Arc<Seat>) {
+        let mut seats = lock(&self.seats);
+        if !seats.contains_key(&span) && seats.len() >= SESSIONS_MAX {
+            let longer = seats.range(span..).next().or_else(|| seats.last_key_value());
+            if let Some((span, seat)) = longer {
+                return (*span, Arc::clone(seat));
+            }
+        }
+        (span, Arc::clone(seats.entry(span).or_default()))
+    }
+
+    /// Any session, for reading.
+    pub(super) async fn any(&self) -> Result<Arc<Session>> {
+        let open = lock(&self.seats).values().find_map(|seat| seat.alive());
+        match open {
+            Some(session) => Ok(session),
+            None => self.session(Ttl::DEFAULT.get()).await,
+        }
+    }
+
+    /// Ends the sessions on which nothing is left.
+    pub(super) fn close_unused(&self, in_use: impl Fn(i64) -> bool) {
+        for session in self.take() {
+            match in_use(session.id()) {
+                true => session.leave(),
+                false => session.close(),
+            }
+        }
+    }
+
+    /// [`close_unused`](Self::close_unused), and waits for it.
+    pub(super) async fn closed_unused(&self, in_use: impl Fn(i64) -> bool) {
+        let (used, unused): (Vec<_>, Vec<_>) =
+            self.take().into_iter().partition(|session| in_use(session.id()));
+        used.iter().for_each(|session| session.leave());
+        futures_util::future::join_all(unused.iter().map(|session| session.closed())).await;
+    }
+
+    fn take(&self) -> Vec<Arc<Session>> {
+        let seats = std::mem::take(&mut *lock(&self.seats));
+        seats.values().filter_map(|seat| seat.alive()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_session_outlives_its_claims_by_half_and_little_more() {
+        for millis in [100, 300, 1_500, 10_000, 30_000, 86_400_000] {
+            let ttl = Duration::from_millis(millis);
+            let timeout = timeout_for(ttl);
+            assert!(timeout >= ttl * 3 / 2 && timeout <= ttl * 3 / 2 * 9 / 8, "{timeout:?}");
+        }
+    }
+}

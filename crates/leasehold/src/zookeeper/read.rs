@@ -1,0 +1,240 @@
+//! Reading lines, and making the nodes that they are below.
+
+use std::collections::HashSet;
+use std::sync::Mutex;
+
+use crate::claim::{Holder, Token};
+use crate::error::{Error, Result};
+use crate::name::Name;
+
+use super::Inner;
+use super::detail::Detail;
+use super::failure;
+use super::lock;
+use super::nodes::{Attempt, Entry, Ours, lineup, read_node};
+use super::session::{Reply, Session};
+use super::wire::{Acl, In, Part, RIGHTS_ALL, RIGHTS_READ, Request, Sort, Stat};
+use super::wire::{code, read_children, read_parts};
+
+/// The store's node that is written when something is created, to learn in which transaction.
+pub(super) const MOMENT: &str = "moment";
+/// Names whose nodes are remembered to be there. Beyond that all are forgotten, which costs one
+/// more request for each.
+const KNOWN_MAX: usize = 10_000;
+
+/// Lines whose nodes were there when they were last used.
+#[derive(Debug, Default)]
+pub(super) struct Known(Mutex<HashSet<Name>>);
+
+impl Known {
+    pub(super) fn has(&self, name: &Name) -> bool {
+        lock(&self.0).contains(name)
+    }
+
+    pub(super) fn add(&self, name: &Name) {
+        let mut known = lock(&self.0);
+        if known.len() >= KNOWN_MAX {
+            known.clear();
+        }
+        known.insert(name.clone());
+    }
+
+    pub(super) fn forget(&self, name: &Name) {
+        lock(&self.0).remove(name);
+    }
+}
+
+/// A line as it was read.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Lineup {
+    /// The claims in order.
+    pub(super) entries: Vec<Entry>,
+    /// All nodes.
+    children: Vec<String>,
+}
+
+impl Lineup {
+    pub(super) fn new(children: Vec<String>) -> Self {
+        Self { entries: lineup(children.clone()), children }
+    }
+
+    pub(super) fn place(&self, ours: Ours) -> Option<usize> {
+        self.entries.iter().position(|entry| entry.ours == Some(ours))
+    }
+
+    /// Whether a claim with this token was made in another session.
+    pub(super) fn made_elsewhere(&self, token: &Token, session: i64) -> bool {
+        let attempt = Attempt::of(token);
+        let mut ours = self.entries.iter().filter_map(|entry| entry.ours);
+        ours.any(|ours| ours.attempt == attempt && ours.session != session)
+    }
+
+    /// All nodes of a claim.
+    pub(super) fn nodes_of<'a>(&'a self, entry: &'a Entry) -> impl Iterator<Item = &'a str> {
+        let same = |node: &&String| match entry.ours {
+            Some(_) => read_node((*node).clone()).is_some_and(|other| other.ours == entry.ours),
+            None => **node == entry.node,
+        };
+        self.children.iter().filter(same).map(String::as_str)
+    }
+
+    /// The nodes that tell of other ttls.
+    pub(super) fn ttl_nodes(&self, stem: &str) -> impl Iterator<Item = &str> {
+        let nodes = self.children.iter().map(String::as_str);
+        nodes.filter(move |node| node.starts_with(stem))
+    }
+}
+
+/// Who may do what with nodes of the store's own and with lines: everybody, or this user alone.
+pub(super) fn shared_acl(inner_login: bool) -> Vec<Acl> {
+    match inner_login {
+        true => vec![Acl { rights: RIGHTS_ALL, scheme: "auth", id: "" }],
+        false => vec![Acl { rights: RIGHTS_ALL, scheme: "world", id: "anyone" }],
+    }
+}
+
+/// Only its session writes a claim's node: that it was written says that it was given back.
+pub(super) fn claim_acl(login: bool) -> Vec<Acl> {
+    let own = Acl { rights: RIGHTS_ALL, scheme: "auth", id: "" };
+    match login {
+        true => vec![own],
+        false => vec![own, Acl { rights: RIGHTS_READ, scheme: "world", id: "anyone" }],
+    }
+}
+
+impl Inner {
+    pub(super) fn refusal(&self, error: i32) -> Error {
+        failure::refusal(error, &self.info.store)
+    }
+
+    pub(super) fn odd(&self, odd: super::wire::Odd) -> Error {
+        failure::odd(odd, &self.info.store)
+    }
+
+    pub(super) fn has_login(&self) -> bool {
+        self.pool.servers().login.is_some()
+    }
+
+    pub(super) fn busy(&self) -> Error {
+        self.refusal(code::BAD_VERSION)
+    }
+
+    /// The children that an answer names; none if the node is not there.
+    pub(super) fn children(&self, reply: &Reply) -> Result<Vec<String>> {
+        match reply.code {
+            code::OK => read_children(&reply.body).map_err(|odd| self.odd(odd)),
+            code::NO_NODE => Ok(Vec::new()),
+            error => Err(self.refusal(error)),
+        }
+    }
+
+    pub(super) fn parts(&self, reply: &Reply) -> Result<Vec<Part>> {
+        match reply.code {
+            code::OK => read_parts(&reply.body).map_err(|odd| self.odd(odd)),
+            error => Err(self.refusal(error)),
+        }
+    }
+
+    /// A line as this session's server knows it.
+    pub(super) async fn read_line(&self, session: &Session, name: &Name) -> Result<Lineup> {
+        let reply = session.ask(Request::Children { path: self.layout.line(name) }).await?;
+        Ok(Lineup::new(self.children(&reply)?))
+    }
+
+    /// A line as the leader knew it after it was asked.
+    pub(super) async fn read_line_now(&self, session: &Session, name: &Name) -> Result<Lineup> {
+        let path = self.layout.line(name);
+        let synced = session.send(Request::Sync { path: path.clone() }).await?;
+        let read = session.send(Request::Children { path }).await?;
+        // Whether the node is there is told by the second answer.
+        synced.answer().await?;
+        Ok(Lineup::new(self.children(&read.answer().await?)?))
+    }
+
+    /// A node's data; `None` if it is not there.
+    pub(super) async fn data(
+        &self,
+        session: &Session,
+        path: String,
+    ) -> Result<Option<(Vec<u8>, Stat)>> {
+        let reply = session.ask(Request::GetData { path }).await?;
+        self.data_of(&reply)
+    }
+
+    pub(super) fn data_of(&self, reply: &Reply) -> Result<Option<(Vec<u8>, Stat)>> {
+        match reply.code {
+            code::OK => {
+                let mut body = In(&reply.body);
+                let data = body.bytes().map_err(|odd| self.odd(odd))?.to_vec();
+                Ok(Some((data, body.stat().map_err(|odd| self.odd(odd))?)))
+            }
+            code::NO_NODE => Ok(None),
+            error => Err(self.refusal(error)),
+        }
+    }
+
+    /// Who is first of these.
+    pub(super) async fn holder_of_first(
+        &self,
+        session: &Session,
+        name: &Name,
+        lineup: &Lineup,
+    ) -> Result<Option<Holder>> {
+        let line = self.layout.line(name);
+        for entry in &lineup.entries {
+            if let Some((data, _)) = self.data(session, format!("{line}/{}", entry.node)).await? {
+                let detail = match entry.ours {
+                    Some(_) => Detail::decode(&data),
+                    None => Detail::foreign(),
+                };
+                return Ok(Some(detail.holder));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Makes a line's node, and those above it.
+    pub(super) async fn make_line(&self, session: &Session, name: &Name) -> Result<()> {
+        let (login, store) = (self.has_login(), &self.info.store);
+        make_root(session, &self.layout.ancestors(), login, store).await?;
+        for path in [self.layout.own(""), self.layout.own(MOMENT)] {
+            make(session, path, Sort::Persistent, Vec::new(), login, store).await?;
+        }
+        let line = self.layout.line(name);
+        make(session, line, Sort::Container, Vec::new(), login, store).await
+    }
+}
+
+/// Makes the nodes below which lines are.
+pub(super) async fn make_root(
+    session: &Session,
+    ancestors: &[String],
+    login: bool,
+    store: &str,
+) -> Result<()> {
+    for path in ancestors {
+        make(session, path.clone(), Sort::Container, Vec::new(), login, store).await?;
+    }
+    Ok(())
+}
+
+/// Makes a node, if it is not there.
+pub(super) async fn make(
+    session: &Session,
+    path: String,
+    sort: Sort,
+    data: Vec<u8>,
+    login: bool,
+    store: &str,
+) -> Result<()> {
+    let seen = session.ask(Request::Exists { path: path.clone(), watch: false }).await?;
+    if seen.code == code::OK {
+        return Ok(());
+    }
+    let acl = shared_acl(login);
+    let made = session.ask(Request::Create { path, data, acl, sort }).await?;
+    match made.code {
+        code::OK | code::NODE_EXISTS => Ok(()),
+        error => Err(failure::refusal(error, store)),
+    }
+}

@@ -1,0 +1,196 @@
+//! Reading many lines: finding their names, and viewing them.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use crate::claim::{Token, Ttl};
+use crate::clock::{Clock, Moment, SystemClock};
+use crate::engine::{LineView, Page, Query, Select, Totals};
+use crate::error::Result;
+use crate::line::{Entry as LineEntry, Line};
+use crate::name::Name;
+
+use super::Inner;
+use super::ask::fence;
+use super::detail::Detail;
+use super::keep::mark;
+use super::leave::ttl_of;
+use super::nodes::{Entry, holding, ttl_stem};
+use super::read::Lineup;
+use super::session::Session;
+use super::sums;
+use super::wire::{Request, Stat};
+
+/// Requests on their way at a time.
+const AT_ONCE: usize = 128;
+
+/// A page of the lines asked for.
+pub(super) async fn inspect(inner: &Inner, query: &Query) -> Result<Page> {
+    let session = inner.pool.any().await?;
+    session.ask(Request::Sync { path: inner.layout.root().to_owned() }).await?;
+    let names = names(inner, &session, query).await?;
+    let mut page = Page::default();
+    let names: Vec<Name> = names.into_iter().collect();
+    for some in names.chunks(AT_ONCE) {
+        let lines = read_lines(inner, &session, some).await?;
+        for (name, lineup) in some.iter().zip(lines) {
+            if lineup.entries.is_empty() {
+                continue;
+            }
+            let now = SystemClock.now();
+            let line = line(inner, &session, name, lineup, now).await?;
+            let admitted = match &query.select {
+                Select::Holder(holder) => line.has_claim_of(*holder),
+                _ => true,
+            };
+            let view = line.view(name, now).filter(|_| admitted);
+            let Some(view) = view else { continue };
+            if page.lines.len() == query.page_lines() {
+                page.next = page.lines.last().map(|last: &LineView| last.name.clone());
+                return Ok(page);
+            }
+            page.lines.push(view);
+        }
+    }
+    Ok(page)
+}
+
+/// What was counted, and what is in all lines.
+pub(super) async fn totals(inner: &Inner) -> Result<Totals> {
+    let mut totals = Totals { counts: sums::total(inner).await?, ..Totals::default() };
+    let session = inner.pool.any().await?;
+    session.ask(Request::Sync { path: inner.layout.root().to_owned() }).await?;
+    let names: Vec<Name> = names(inner, &session, &Query::all()).await?.into_iter().collect();
+    for some in names.chunks(AT_ONCE) {
+        for lineup in read_lines(inner, &session, some).await? {
+            let held = holding(&lineup.entries);
+            totals.active += held as u64;
+            totals.waiting += (lineup.entries.len() - held) as u64;
+        }
+    }
+    Ok(totals)
+}
+
+/// The names asked for that have a node.
+pub(super) async fn names(
+    inner: &Inner,
+    session: &Session,
+    query: &Query,
+) -> Result<BTreeSet<Name>> {
+    if let Select::Name(name) = &query.select {
+        return Ok(Some(name.clone()).filter(|name| query.admits(name)).into_iter().collect());
+    }
+    let reply = session.ask(Request::Children { path: inner.layout.root().to_owned() }).await?;
+    let names = inner.children(&reply)?.into_iter().filter_map(|node| inner.layout.name(&node));
+    Ok(names.filter(|name| query.admits(name)).collect())
+}
+
+pub(super) async fn read_lines(
+    inner: &Inner,
+    session: &Session,
+    names: &[Name],
+) -> Result<Vec<Lineup>> {
+    let mut sent = Vec::with_capacity(names.len());
+    for name in names {
+        let path = inner.layout.line(name);
+        sent.push(session.send(Request::Children { path }).await?);
+    }
+    let mut lines = Vec::with_capacity(names.len());
+    for read in sent {
+        lines.push(Lineup::new(inner.children(&read.answer().await?)?));
+    }
+    Ok(lines)
+}
+
+/// Reads the claims of a line; `None` for those that left meanwhile.
+pub(super) async fn details(
+    inner: &Inner,
+    session: &Session,
+    name: &Name,
+    lineup: &Lineup,
+) -> Result<Vec<Option<(Detail, Stat)>>> {
+    let line = inner.layout.line(name);
+    let mut details = Vec::with_capacity(lineup.entries.len());
+    for some in lineup.entries.chunks(AT_ONCE) {
+        let mut sent = Vec::with_capacity(some.len());
+        for entry in some {
+            let path = format!("{line}/{}", entry.node);
+            sent.push(session.send(Request::GetData { path }).await?);
+        }
+        for (entry, read) in some.iter().zip(sent) {
+            let found = inner.data_of(&read.answer().await?)?;
+            details.push(found.map(|(data, stat)| match entry.ours {
+                Some(_) => (Detail::decode(&data), stat),
+                None => (Detail::foreign(), stat),
+            }));
+        }
+    }
+    Ok(details)
+}
+
+async fn line(
+    inner: &Inner,
+    session: &Session,
+    name: &Name,
+    lineup: Lineup,
+    now: Moment,
+) -> Result<Line<()>> {
+    let details = details(inner, session, name, &lineup).await?;
+    let held = holding(&lineup.entries);
+    let mut entries = Vec::with_capacity(details.len());
+    for (at, (entry, detail)) in lineup.entries.iter().zip(details).enumerate() {
+        let Some((detail, stat)) = detail else { continue };
+        let (ttl, kept_ms) = kept(inner, session, name, &lineup, entry, &detail, &stat).await?;
+        let joined: Moment = now - detail.age();
+        entries.push(LineEntry {
+            fence: fence(&stat),
+            token: Token::from_bytes([0; 16]),
+            mode: entry.mode,
+            joined,
+            granted: (at < held).then_some(joined),
+            expires: now + remaining(ttl, at < held, kept_ms),
+            holder: detail.holder,
+            note: detail.note,
+            bell: (),
+        });
+    }
+    Ok(Line::from_iter(entries))
+}
+
+/// A claim's ttl, and when it was last kept for that long, as far as can be seen: when its node
+/// was made, when it got another ttl, or when its session last renewed something.
+async fn kept(
+    inner: &Inner,
+    session: &Session,
+    name: &Name,
+    lineup: &Lineup,
+    entry: &Entry,
+    detail: &Detail,
+    stat: &Stat,
+) -> Result<(Duration, i64)> {
+    let Some(ours) = entry.ours else { return Ok((Ttl::MAX, i64::MAX)) };
+    let (mut ttl, mut kept_ms) = (detail.ttl, stat.born_ms);
+    let stem = ttl_stem(ours);
+    if let Some(node) = lineup.ttl_nodes(&stem).next() {
+        ttl = ttl_of(node).unwrap_or(ttl);
+        let path = format!("{}/{node}", inner.layout.line(name));
+        let found = inner.data(session, path).await?;
+        kept_ms = found.map_or(kept_ms, |(_, stat)| stat.born_ms);
+    }
+    let mark = inner.layout.own(&mark(ours.session));
+    if let Some((_, stat)) = inner.data(session, mark).await? {
+        kept_ms = kept_ms.max(stat.written_ms);
+    }
+    Ok((ttl, kept_ms))
+}
+
+/// How long a claim has without another word. It is told by wall clocks, so only for people.
+fn remaining(ttl: Duration, holds: bool, kept_ms: i64) -> Duration {
+    let whole = match (holds, Ttl::new(ttl)) {
+        (false, Ok(ttl)) => ttl.patience(),
+        _ => ttl.min(Ttl::MAX),
+    };
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let kept = Duration::from_millis(u64::try_from(kept_ms).unwrap_or(0));
+    whole.saturating_sub(now.saturating_sub(kept))
+}

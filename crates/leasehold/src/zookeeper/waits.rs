@@ -1,0 +1,297 @@
+//! A client's waiting claims: whom each has to outlive, and what their going means.
+//!
+//! An exclusive claim watches the one before it; a shared one the nearest that is not shared;
+//! permits watch all before them, because any may leave enough. A claim that held and was given
+//! back is written before it is deleted, which only its own session may do: that tells whoever
+//! watches it that nobody is left before it. Any other departure is looked into.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+
+use crate::claim::{ClaimKey, Mode};
+use crate::error::Result;
+use crate::name::Name;
+
+use super::Inner;
+use super::lock;
+use super::nodes::{Entry, Ours, holds};
+use super::session::{Session, home};
+use super::wire::{Change, Request, code};
+
+/// Claims that one claim watches at most; what goes on among the others is seen by heartbeats.
+const WATCHED_MAX: usize = 64;
+/// How often a line that changes is read again before its claim asks anew.
+const ROUNDS_MAX: usize = 16;
+
+/// A waiting claim.
+#[derive(Debug, Clone)]
+pub(super) struct Wait {
+    pub(super) name: Name,
+    pub(super) session: Arc<Session>,
+    pub(super) ours: Ours,
+    pub(super) place: Place,
+}
+
+/// Where a waiting claim is in its line.
+#[derive(Debug, Clone)]
+pub(super) struct Place {
+    pub(super) mode: Mode,
+    pub(super) fence: u64,
+    /// Those before it, as far as is known.
+    pub(super) ahead: Vec<Entry>,
+    /// The paths whose going it hears of.
+    pub(super) watched: Vec<String>,
+    /// Whether the ensemble keeps it for its patience since it was last asked about.
+    pub(super) kept: bool,
+}
+
+/// How a waiting claim stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Stands {
+    Behind,
+    Holds,
+    Gone,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Waits {
+    waits: Mutex<HashMap<ClaimKey, Wait>>,
+}
+
+/// What is to be done about a claim after an event.
+enum Then {
+    Nothing,
+    Ring(u64),
+    Look,
+}
+
+impl Waits {
+    pub(super) fn enter(&self, key: ClaimKey, wait: Wait) {
+        lock(&self.waits).insert(key, wait);
+    }
+
+    pub(super) fn forget(&self, key: &ClaimKey) {
+        lock(&self.waits).remove(key);
+    }
+
+    pub(super) fn get(&self, key: &ClaimKey) -> Option<Wait> {
+        lock(&self.waits).get(key).cloned()
+    }
+
+    pub(super) fn change(&self, key: &ClaimKey, change: impl FnOnce(&mut Wait)) {
+        if let Some(wait) = lock(&self.waits).get_mut(key) {
+            change(wait);
+        }
+    }
+
+    /// A connection broke, and with it what was watched. Returns whom that concerns.
+    fn unwatched(&self, session: i64) -> Vec<ClaimKey> {
+        let mut waits = lock(&self.waits);
+        let concerned = waits.iter_mut().filter(|(_, wait)| wait.ours.session == session);
+        concerned
+            .map(|(key, wait)| {
+                wait.place.watched.clear();
+                key.clone()
+            })
+            .collect()
+    }
+
+    fn heard(&self, change: Change, path: &str) -> Vec<(ClaimKey, Then)> {
+        let mut waits = lock(&self.waits);
+        let places = waits.iter_mut().map(|(key, wait)| (key, &mut wait.place));
+        let hit = |place: &Place| place.watched.iter().any(|watched| watched == path);
+        let hits = places.filter(|(_, place)| hit(place));
+        hits.map(|(key, place)| (key.clone(), place.hear(change, path))).collect()
+    }
+}
+
+impl Place {
+    fn hear(&mut self, change: Change, path: &str) -> Then {
+        // A watch tells once.
+        self.watched.retain(|watched| watched != path);
+        let node = path.rsplit('/').next().unwrap_or(path);
+        let at = self.ahead.iter().position(|entry| entry.node == node);
+        let written = change == Change::Written;
+        match at.map(|at| (at, &self.ahead[at])) {
+            Some((at, entry)) if written && entry.ours.is_some() => {
+                // It held and was given back. If it was alone, so is whoever comes after it.
+                let first = if entry.mode == Mode::Exclusive { 0 } else { at };
+                self.ahead.drain(first..=at);
+            }
+            Some((at, _)) if change == Change::Deleted => {
+                self.ahead.remove(at);
+            }
+            _ => return Then::Look,
+        }
+        if holds(self.ahead.iter().map(|entry| entry.mode), self.mode) {
+            return Then::Ring(if self.kept { self.fence } else { 0 });
+        }
+        if self.watched.is_empty() { Then::Look } else { Then::Nothing }
+    }
+}
+
+/// Those whose going could make a claim hold, the nearest first.
+fn in_the_way(mode: Mode, ahead: &[Entry]) -> Vec<&Entry> {
+    let mut nearest = ahead.iter().rev();
+    match mode {
+        Mode::Permits { .. } => nearest.take(WATCHED_MAX).collect(),
+        Mode::Shared => nearest.find(|entry| entry.mode != Mode::Shared).into_iter().collect(),
+        _ => nearest.next().into_iter().collect(),
+    }
+}
+
+/// Something happened to a node that is watched.
+pub(super) fn heard(inner: &Inner, change: Change, path: &str) {
+    for (key, then) in inner.waits.heard(change, path) {
+        match then {
+            Then::Nothing => {}
+            Then::Ring(fence) => ring(inner, &key, fence),
+            Then::Look => {
+                let (Ok(home), me) = (home(), inner.me.clone()) else { continue };
+                home.spawn(async move {
+                    if let Some(inner) = me.upgrade() {
+                        look(&inner, &key).await;
+                    }
+                });
+            }
+        }
+    }
+}
+
+/// A session is connected again, or over: those who wait on it ask how they stand.
+pub(super) fn back(inner: &Inner, session: i64) {
+    for key in inner.waits.unwatched(session) {
+        ring(inner, &key, 0);
+    }
+}
+
+/// A claim was found to hold: whoever waits for it starts, or asks if it is not sure for how long.
+pub(super) fn ring_held(inner: &Inner, key: &ClaimKey) {
+    if let Some(Wait { place: Place { kept, fence, .. }, .. }) = inner.waits.get(key) {
+        ring(inner, key, if kept { fence } else { 0 });
+    }
+}
+
+fn ring(inner: &Inner, key: &ClaimKey, fence: u64) {
+    if fence > 0 {
+        inner.book.change(key, |record| (record.held, record.seen) = (true, false));
+    }
+    inner.belfry.ring(&key.token, fence);
+}
+
+/// Reads a waiting claim's line again, and rings if it is worth it.
+async fn look(inner: &Inner, key: &ClaimKey) {
+    let Some(wait) = inner.waits.get(key) else { return };
+    let standing = match read_again(inner, key, &wait).await {
+        Ok(Stands::Behind) => stand(inner, key).await,
+        other => other,
+    };
+    match standing {
+        Ok(Stands::Behind) => {}
+        Ok(Stands::Holds) => ring_held(inner, key),
+        Ok(Stands::Gone) => ring(inner, key, 0),
+        Err(error) => {
+            tracing::debug!(%error, "a waiting claim could not look at its line");
+            ring(inner, key, 0);
+        }
+    }
+}
+
+/// Reads the line anew.
+async fn read_again(inner: &Inner, key: &ClaimKey, wait: &Wait) -> Result<Stands> {
+    let lineup = inner.read_line(&wait.session, &wait.name).await?;
+    let Some(at) = lineup.place(wait.ours) else { return Ok(Stands::Gone) };
+    let ahead = lineup.entries[..at].to_vec();
+    let holds = holds(ahead.iter().map(|entry| entry.mode), wait.place.mode);
+    inner.waits.change(key, |wait| wait.place.ahead = ahead);
+    Ok(if holds { Stands::Holds } else { Stands::Behind })
+}
+
+/// Sees to it that a claim hears of those whose going could make it hold.
+pub(super) async fn stand(inner: &Inner, key: &ClaimKey) -> Result<Stands> {
+    for _ in 0..ROUNDS_MAX {
+        let Some(wait) = inner.waits.get(key) else { return Ok(Stands::Gone) };
+        let line = inner.layout.line(&wait.name);
+        let Place { mode, ahead, watched, .. } = &wait.place;
+        let nodes = in_the_way(*mode, ahead).into_iter();
+        let paths = nodes.map(|entry| format!("{line}/{}", entry.node));
+        let unheard: Vec<String> = paths.filter(|path| !watched.contains(path)).collect();
+        if unheard.is_empty() {
+            return Ok(Stands::Behind);
+        }
+        // Said before it is asked: what happens may be heard before the answer is read.
+        inner.waits.change(key, |wait| wait.place.watched.extend(unheard.iter().cloned()));
+        let mut sent = Vec::with_capacity(unheard.len());
+        for path in &unheard {
+            let request = Request::Exists { path: path.clone(), watch: true };
+            sent.push(wait.session.send(request).await?);
+        }
+        let mut gone = Vec::new();
+        for (path, sent) in unheard.into_iter().zip(sent) {
+            match sent.answer().await?.code {
+                code::OK => {}
+                code::NO_NODE => gone.push(path),
+                error => return Err(inner.refusal(error)),
+            }
+        }
+        if gone.is_empty() {
+            return Ok(Stands::Behind);
+        }
+        inner.waits.change(key, |wait| {
+            wait.place.watched.retain(|path| !gone.contains(path));
+        });
+        match read_again(inner, key, &wait).await? {
+            Stands::Behind => {}
+            stands => return Ok(stands),
+        }
+    }
+    Err(inner.busy())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::nodes::lineup;
+    use super::*;
+
+    fn line(nodes: &[&str]) -> Vec<Entry> {
+        lineup(nodes.iter().map(|node| (*node).to_owned()).collect())
+    }
+
+    const OURS: &str = "lh-00000000000000000000000000000001-0000000000000001__lock__0000000002";
+
+    #[test]
+    fn whom_to_watch_depends_on_the_mode() {
+        let ahead = line(&["a__lock__0000000001", "b__rlock__0000000003", OURS]);
+        let nodes = |mode| {
+            in_the_way(mode, &ahead).into_iter().map(|entry| entry.sequence.0).collect::<Vec<_>>()
+        };
+        assert_eq!(nodes(Mode::Exclusive), [3]);
+        assert_eq!(nodes(Mode::Shared), [2]);
+        assert_eq!(nodes(Mode::Permits { take: 1, of: 2 }), [3, 2, 1]);
+    }
+
+    fn waiting(mode: Mode, nodes: &[&str], watched: &str) -> Place {
+        Place { mode, fence: 9, ahead: line(nodes), watched: vec![watched.into()], kept: true }
+    }
+
+    #[test]
+    fn who_was_given_back_leaves_nobody_before_it() {
+        let mut place = waiting(Mode::Exclusive, &["a__lock__0000000001", OURS], OURS);
+        assert!(matches!(place.hear(Change::Written, OURS), Then::Ring(9)));
+        let mut place = waiting(Mode::Exclusive, &["a__lock__0000000001", OURS], OURS);
+        assert!(matches!(place.hear(Change::Deleted, OURS), Then::Look), "it may have waited");
+        let mut place = waiting(Mode::Exclusive, &[OURS], OURS);
+        assert!(matches!(place.hear(Change::Deleted, OURS), Then::Ring(9)), "it was alone");
+        let mut place = waiting(Mode::Exclusive, &[OURS], OURS);
+        place.kept = false;
+        assert!(matches!(place.hear(Change::Deleted, OURS), Then::Ring(0)), "to be confirmed");
+    }
+
+    #[test]
+    fn what_is_written_to_a_strangers_node_says_nothing() {
+        let theirs = "a__lock__0000000001";
+        let mut place = waiting(Mode::Exclusive, &[theirs], theirs);
+        assert!(matches!(place.hear(Change::Written, theirs), Then::Look));
+        assert_eq!(place.ahead.len(), 1);
+    }
+}

@@ -1,0 +1,172 @@
+//! Members that die, stop and come back while locks are held and waited for.
+
+use std::time::Duration;
+
+use leasehold::{Client, LeaseState, LostCause, Released};
+use leasehold_testkit::{Group, Server, Zookeeper};
+
+use super::support::*;
+
+/// Long enough for an election on a busy machine, short enough to see several renewals.
+const TTL: Duration = Duration::from_secs(12);
+
+/// A lease that is held and a claim that waits for it, by clients that know all members.
+async fn held_and_waited_for(group: &Group, name: &str) -> (Client, leasehold::Lease, Waiter) {
+    let [one, two] = [client(group.url()).await, client(group.url()).await];
+    let lease = one.mutex(name).ttl(TTL).lock().await.expect("it is free");
+    let waiter = Waiter::start(two.claim(name).ttl(TTL));
+    until_waiting(&one, name, 1).await;
+    (one, lease, waiter)
+}
+
+/// Sees a lease renewed, and never lost meanwhile.
+async fn renewed(lease: &leasehold::Lease, waiter: &Waiter) {
+    let before = lease.safe_until();
+    until("a renewal", async || {
+        assert_ne!(lease.state(), LeaseState::Lost, "the lease was lost");
+        lease.safe_until() > before && lease.state() == LeaseState::Held
+    })
+    .await;
+    assert!(waiter.is_waiting(), "two hold at once");
+}
+
+async fn handed_over(lease: leasehold::Lease, waiter: &mut Waiter) {
+    let fence = lease.fence();
+    assert_eq!(soon("an answer", lease.release()).await.expect("one"), Released::Released);
+    let next = waiter.granted().await;
+    assert!(next.fence() > fence);
+    assert_eq!(soon("an answer", next.release()).await.expect("one"), Released::Released);
+}
+
+async fn survives(break_it: impl AsyncFn(&Group) -> usize) -> (Group, usize) {
+    let group = ensemble().await;
+    let (_client, lease, mut waiter) = held_and_waited_for(&group, "kept").await;
+    let broken = break_it(&group).await;
+    renewed(&lease, &waiter).await;
+    handed_over(lease, &mut waiter).await;
+    (group, broken)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f92_leader_killed_while_a_lock_is_held_and_waited_for_loses_nothing() {
+    survives(async |group| {
+        let leader = leader(group).await;
+        group.servers()[leader].kill().expect("it runs");
+        leader
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f85_any_member_killed_while_a_lock_is_held_and_waited_for_loses_nothing() {
+    let group = ensemble().await;
+    let (_client, lease, mut waiter) = held_and_waited_for(&group, "kept").await;
+    for server in group.servers() {
+        server.kill().expect("it runs");
+        renewed(&lease, &waiter).await;
+        server.restart().await.expect("it starts again");
+    }
+    handed_over(lease, &mut waiter).await;
+    until("an empty store", async || {
+        group.servers().iter().all(|server| claims(server).is_empty())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f92_stopped_leader_loses_nothing_and_does_no_harm_when_it_goes_on() {
+    let (group, stopped) = survives(async |group| {
+        let leader = leader(group).await;
+        group.servers()[leader].stop_process().expect("it runs");
+        leader
+    })
+    .await;
+    let (_client, lease, mut waiter) = {
+        let rest: Vec<String> =
+            others(&group, stopped).map(|server| server.address().to_string()).collect();
+        let url = format!("zk://{}", rest.join(","));
+        let [one, two] = [client(&url).await, client(&url).await];
+        let lease = one.mutex("after").ttl(TTL).lock().await.expect("it is free");
+        let waiter = Waiter::start(two.claim("after").ttl(TTL));
+        until_waiting(&one, "after", 1).await;
+        (one, lease, waiter)
+    };
+    group.servers()[stopped].continue_process().expect("it is stopped");
+    renewed(&lease, &waiter).await;
+    handed_over(lease, &mut waiter).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f92_leases_survive_the_restart_of_the_whole_ensemble() {
+    let group = ensemble().await;
+    let (_client, lease, mut waiter) = held_and_waited_for(&group, "kept").await;
+    group.restart().await.expect("it starts again");
+    renewed(&lease, &waiter).await;
+    handed_over(lease, &mut waiter).await;
+}
+
+fn others(group: &Group, without: usize) -> impl Iterator<Item = &Server> {
+    let all = group.servers().iter().enumerate();
+    all.filter(move |(index, _)| *index != without).map(|(_, server)| server)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f91_clients_of_a_member_that_is_cut_off_lose_and_others_go_on() {
+    let group = ensemble().await;
+    let alone = group.servers()[0].url().to_owned();
+    let rest: Vec<String> = others(&group, 0).map(|server| server.address().to_string()).collect();
+    let [one, two] = [client(&alone).await, client(&format!("zk://{}", rest.join(","))).await];
+    let ttl = Duration::from_secs(3);
+    let lease = one.mutex("cut").ttl(ttl).lock().await.expect("it is free");
+    let mut waiter = Waiter::start(two.claim("cut").ttl(TTL));
+    until_waiting(&two, "cut", 1).await;
+    group.servers()[0].stop_process().expect("it runs");
+    let next = waiter.granted().await;
+    assert_eq!(lease.state(), LeaseState::Lost, "two hold at once");
+    assert_eq!(soon("the loss", lease.lost()).await, LostCause::Unreachable);
+    assert!(next.fence() > lease.fence());
+    group.servers()[0].continue_process().expect("it is stopped");
+    assert_ne!(soon("an answer", lease.release()).await.ok(), Some(Released::Released));
+    assert!(next.is_held());
+    assert_eq!(next.release().await.expect("an answer"), Released::Released);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f91_without_a_majority_leases_are_lost_in_time_and_nothing_is_granted() {
+    let group = ensemble().await;
+    let client = client(group.url()).await;
+    let ttl = Duration::from_secs(3);
+    let lease = client.mutex("majority").ttl(ttl).lock().await.expect("it is free");
+    for server in &group.servers()[1..] {
+        server.stop_process().expect("it runs");
+    }
+    assert_eq!(soon("the loss", lease.lost()).await, LostCause::Unreachable);
+    let refused = soon("an answer", client.mutex("other").try_lock()).await;
+    assert!(matches!(&refused, Err(error) if error.is_transient()), "{refused:?}");
+    for server in &group.servers()[1..] {
+        server.continue_process().expect("it is stopped");
+    }
+    let lease = soon("the name to be free", client.mutex("majority").lock()).await;
+    lease.expect("a lease").release().await.expect("an answer");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f91_server_that_is_cut_off_but_answers_keeps_no_lease() {
+    // A server goes on for so many ticks before it notices that the leader is silent.
+    let group = Zookeeper::new().setting("syncLimit", "60").start_ensemble().await;
+    let group = group.expect("an ensemble");
+    let leader = leader(&group).await;
+    let alone = (leader + 1) % group.servers().len();
+    let server = &group.servers()[alone];
+    let client = client(server.url()).await;
+    let lease = client.mutex("alone").ttl(Duration::from_secs(2)).lock().await.expect("free");
+    for server in others(&group, alone) {
+        server.stop_process().expect("it runs");
+    }
+    assert_eq!(soon("the loss", lease.lost()).await, LostCause::Unreachable);
+    let text = says(server.address(), "srvr").expect("it answers");
+    assert!(text.contains("Mode: follower"), "it noticed before the client did: {text}");
+    for server in others(&group, alone) {
+        server.continue_process().expect("it is stopped");
+    }
+}

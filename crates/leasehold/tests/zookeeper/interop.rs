@@ -1,0 +1,151 @@
+//! kazoo's `Lock` and the rule of Curator's `InterProcessMutex`: each excludes us and we it, in
+//! both directions, in the dialects that say so.
+
+use std::time::Duration;
+
+use leasehold::engine::Query;
+use leasehold::{Mode, Released};
+use leasehold_testkit::{Peer, PeerKind, Server};
+
+use super::support::*;
+
+/// A peer's name for our `demo`: it locks the node that it is told.
+const THEIRS: &str = "locks/demo";
+
+const WAIT: Duration = Duration::from_secs(30);
+
+async fn peer(kind: PeerKind, server: &Server) -> Peer {
+    Peer::spawn(kind, &[server.url()]).await.expect("a peer")
+}
+
+/// Whom a dialect speaks to.
+fn dialects() -> Vec<(&'static str, PeerKind)> {
+    vec![
+        ("", PeerKind::Kazoo),
+        ("", PeerKind::Curator),
+        ("?dialect=both", PeerKind::Kazoo),
+        ("?dialect=kazoo", PeerKind::Kazoo),
+        ("?dialect=curator", PeerKind::Curator),
+    ]
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn peers_are_excluded_by_our_lease_and_get_the_lock_after_it() {
+    let server = server().await;
+    for (dialect, kind) in dialects() {
+        let client = client(&format!("{}{dialect}", server.url())).await;
+        let mut theirs = peer(kind, &server).await;
+        let lease = client.mutex("demo").ttl(LONG).lock().await.expect("it is free");
+        assert!(!theirs.try_lock(THEIRS, LONG).await.expect("an answer"), "{kind} {dialect}");
+        let taken = tokio::spawn(async move {
+            let taken = theirs.lock(THEIRS, LONG, WAIT).await.expect("an answer");
+            (theirs, taken)
+        });
+        until_waiting(&client, "demo", 1).await;
+        assert!(!taken.is_finished(), "two hold at once: {kind} {dialect}");
+        assert_eq!(lease.release().await.expect("an answer"), Released::Released);
+        let (mut theirs, taken) = soon("their turn", taken).await.expect("no panic");
+        assert!(taken, "{kind} {dialect}");
+        let line = client.show("demo").await.expect("an answer").expect("it is held");
+        assert_eq!(line.held[0].holder.label(), "a client of another library");
+        assert!(theirs.release(THEIRS).await.expect("an answer"));
+        client.close().await.expect("an answer");
+        until_empty(&server).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn we_are_excluded_by_peers_and_get_the_lock_after_them() {
+    let server = server().await;
+    for (dialect, kind) in dialects() {
+        let client = client(&format!("{}{dialect}", server.url())).await;
+        let mut theirs = peer(kind, &server).await;
+        assert!(theirs.try_lock(THEIRS, LONG).await.expect("an answer"), "{kind} {dialect}");
+        assert!(client.mutex("demo").try_lock().await.expect("an answer").is_none());
+        let mut ours = Waiter::start(client.claim("demo").ttl(LONG));
+        until_waiting(&client, "demo", 1).await;
+        assert!(theirs.release(THEIRS).await.expect("an answer"));
+        let lease = ours.granted().await;
+        assert!(!theirs.try_lock(THEIRS, LONG).await.expect("an answer"), "{kind} {dialect}");
+        lease.release().await.expect("an answer");
+        client.close().await.expect("an answer");
+        until_empty(&server).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn kazoo_curator_and_we_take_turns_and_nobody_is_beside_another() {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    const ROUNDS: usize = 15;
+    let server = server().await;
+    let inside = Arc::new(AtomicUsize::new(0));
+    // kazoo and Curator do not see each other, so each meets us alone.
+    for kind in [PeerKind::Kazoo, PeerKind::Curator] {
+        let mut tasks = Vec::new();
+        for _ in 0..2 {
+            let (alone, mut theirs) = (Arc::clone(&inside), peer(kind, &server).await);
+            tasks.push(tokio::spawn(async move {
+                for _ in 0..ROUNDS {
+                    assert!(theirs.lock(THEIRS, LONG, WAIT).await.expect("an answer"));
+                    assert_eq!(alone.fetch_add(1, Ordering::SeqCst), 0, "{kind} beside us");
+                    tokio::task::yield_now().await;
+                    alone.fetch_sub(1, Ordering::SeqCst);
+                    assert!(theirs.release(THEIRS).await.expect("an answer"));
+                }
+            }));
+            let (alone, ours) = (Arc::clone(&inside), client(server.url()).await);
+            tasks.push(tokio::spawn(async move {
+                for _ in 0..ROUNDS {
+                    let lease = ours.mutex("demo").ttl(LONG).lock().await.expect("a lease");
+                    assert_eq!(alone.fetch_add(1, Ordering::SeqCst), 0, "we beside {kind}");
+                    tokio::task::yield_now().await;
+                    alone.fetch_sub(1, Ordering::SeqCst);
+                    lease.release().await.expect("an answer");
+                }
+                ours.close().await.expect("an answer");
+            }));
+        }
+        for task in tasks {
+            soon("all rounds", task).await.expect("no panic");
+        }
+    }
+    until_empty(&server).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn killed_peer_is_followed_by_us_after_its_session() {
+    let server = server().await;
+    let client = client(server.url()).await;
+    let mut theirs = peer(PeerKind::Kazoo, &server).await;
+    assert!(theirs.try_lock(THEIRS, LONG).await.expect("an answer"));
+    let mut ours = Waiter::start(client.claim("demo").ttl(LONG));
+    until_waiting(&client, "demo", 1).await;
+    theirs.kill().expect("it runs");
+    assert!(ours.granted().await.is_held());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn locks_of_others_are_listed_and_can_be_taken_from_them() {
+    let server = server().await;
+    let client = client(server.url()).await;
+    let mut theirs = peer(PeerKind::Kazoo, &server).await;
+    assert!(theirs.try_lock(THEIRS, LONG).await.expect("an answer"));
+    let page = client.inspect(&Query::all()).await.expect("an answer");
+    let names: Vec<&str> = page.lines.iter().map(|line| line.name.as_str()).collect();
+    assert_eq!(names, ["demo"]);
+    let evicted = client.force_release("demo", "stuck").await.expect("an answer");
+    assert_eq!(evicted.len(), 1);
+    assert!(client.mutex("demo").try_lock().await.expect("an answer").is_some());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn permits_on_a_name_that_a_peer_locks_are_a_mismatch() {
+    let server = server().await;
+    let client = client(server.url()).await;
+    let mut theirs = peer(PeerKind::Kazoo, &server).await;
+    assert!(theirs.try_lock(THEIRS, LONG).await.expect("an answer"));
+    let permits = client.claim("demo").mode(Mode::Permits { take: 1, of: 3 });
+    let refused = permits.try_acquire().await;
+    assert!(matches!(refused, Err(leasehold::Error::Mismatch { .. })), "{refused:?}");
+}

@@ -1,0 +1,13 @@
+//! What is ZooKeeper's alone: the clients of others, the faults of an ensemble, and what things
+//! cost.
+//!
+//! What every engine must do is in the conformance suite. Faults have their number from
+//! docs/safety.md in the name.
+
+mod access;
+mod cost;
+mod ensemble;
+mod interop;
+mod network;
+mod sessions;
+mod support;

@@ -1,0 +1,222 @@
+//! The way to the ensemble: cut, slow, silent, and losing answers.
+
+use std::time::Duration;
+
+use leasehold::{Client, Error, LeaseState, LostCause, Released};
+use leasehold_testkit::{AfterLoss, Direction, Proxy, Server};
+
+use super::support::*;
+
+/// A client behind a proxy, and one that is not.
+async fn apart(server: &Server) -> (Proxy, Client, Client) {
+    let proxy = Proxy::start(server.address()).await.expect("a proxy");
+    let near = client(server.url()).await;
+    let far = client(&format!("zk://{}", proxy.address())).await;
+    (proxy, far, near)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f20_partition_shorter_than_the_ttl_makes_uncertain_and_then_held() {
+    let server = server().await;
+    let (proxy, far, near) = apart(&server).await;
+    let lease = far.mutex("cut").ttl(Duration::from_secs(8)).lock().await.expect("free");
+    proxy.block(Direction::Both);
+    until("an uncertain lease", async || lease.state() != LeaseState::Held).await;
+    assert_eq!(lease.state(), LeaseState::Uncertain);
+    proxy.pass().await.expect("it passes");
+    until("a certain lease", async || lease.state() != LeaseState::Uncertain).await;
+    assert_eq!(lease.state(), LeaseState::Held);
+    assert!(near.mutex("cut").try_lock().await.expect("an answer").is_none());
+    assert_eq!(lease.release().await.expect("an answer"), Released::Released);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f21_partition_longer_than_the_ttl_loses_before_the_next_is_granted() {
+    let server = server().await;
+    let (proxy, far, near) = apart(&server).await;
+    let lease = far.mutex("cut").ttl(Duration::from_secs(2)).lock().await.expect("free");
+    let mut waiter = Waiter::start(near.claim("cut").ttl(LONG));
+    until_waiting(&near, "cut", 1).await;
+    proxy.block(Direction::Both);
+    let next = waiter.granted().await;
+    assert_eq!(lease.state(), LeaseState::Lost, "two hold at once");
+    assert_eq!(soon("the loss", lease.lost()).await, LostCause::Unreachable);
+    assert!(next.fence() > lease.fence());
+    proxy.pass().await.expect("it passes");
+    assert_ne!(soon("an answer", lease.release()).await.ok(), Some(Released::Released));
+    assert!(next.is_held());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f22_waiter_behind_a_black_hole_leaves_the_line_by_itself() {
+    let server = server().await;
+    let (proxy, far, near) = apart(&server).await;
+    let lease = near.mutex("hole").ttl(LONG).lock().await.expect("free");
+    let lost = Waiter::start(far.claim("hole").ttl(Duration::from_secs(2)));
+    until_waiting(&near, "hole", 1).await;
+    let mut next = Waiter::start(near.claim("hole").ttl(LONG));
+    until_waiting(&near, "hole", 2).await;
+    proxy.block(Direction::Both);
+    lease.release().await.expect("an answer");
+    assert!(next.granted().await.is_held());
+    assert!(lost.is_waiting());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f23_f87_lost_answer_to_a_claim_is_adopted() {
+    let server = server().await;
+    for after in [AfterLoss::Reset, AfterLoss::Silence] {
+        let (proxy, far, near) = apart(&server).await;
+        far.mutex("warm").lock().await.expect("free").release().await.expect("an answer");
+        proxy.lose_reply_to("lost-claim", after);
+        let lease = soon("a grant", far.mutex("lost-claim").ttl(LONG).lock()).await.expect("one");
+        assert_eq!(proxy.traffic().replies_lost, 1, "the answer got through");
+        let line = near.show("lost-claim").await.expect("an answer").expect("it is held");
+        assert_eq!((line.held.len(), line.waiting.len()), (1, 0));
+        assert_eq!(line.held[0].fence, lease.fence());
+        assert_eq!(lease.release().await.expect("an answer"), Released::Released);
+        assert!(claims(&server).is_empty());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f24_f88_lost_answer_to_a_release_does_not_release_the_next() {
+    let server = server().await;
+    let (proxy, far, near) = apart(&server).await;
+    let lease = far.mutex("lost-release").ttl(LONG).lock().await.expect("free");
+    let mut waiter = Waiter::start(near.claim("lost-release").ttl(LONG));
+    until_waiting(&near, "lost-release", 1).await;
+    // The server answers a request with several pieces, the first before it has done anything. So
+    // all of them are held until the release has taken effect, and then lost together.
+    proxy.block(Direction::ToClient);
+    let release = tokio::spawn(async move { lease.release().await });
+    let next = waiter.granted().await;
+    proxy.reset_all();
+    proxy.pass().await.expect("it passes");
+    let released = soon("an answer", release).await.expect("it ends").expect("an answer");
+    assert_eq!(released, Released::TakenBy(near.holder().clone()));
+    assert!(next.is_held());
+    assert_eq!(next.release().await.expect("an answer"), Released::Released);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f26_answer_slower_than_the_ttl_is_refused_and_cleaned() {
+    let server = server().await;
+    let (proxy, far, _near) = apart(&server).await;
+    let mutex = far.mutex("slow").ttl(Duration::from_millis(600));
+    mutex.lock().await.expect("free").release().await.expect("an answer");
+    proxy.delay(Direction::ToClient, Duration::from_millis(1_000));
+    let refused = soon("an answer", mutex.lock()).await;
+    assert!(
+        matches!(refused, Err(Error::TooSlow { .. } | Error::Unreachable { .. })),
+        "{refused:?}"
+    );
+    proxy.pass().await.expect("it passes");
+    until("an empty line", async || claims(&server).is_empty()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f28_idle_connections_that_are_cut_lose_nothing() {
+    let server = server().await;
+    let (proxy, far, near) = apart(&server).await;
+    proxy.cut_idle(Duration::from_millis(300));
+    let lease = far.mutex("idle").ttl(Duration::from_secs(3)).lock().await.expect("free");
+    let before = lease.safe_until();
+    until("several renewals", async || {
+        assert!(lease.is_held());
+        lease.safe_until().since(before) > Duration::from_secs(6)
+    })
+    .await;
+    assert!(proxy.traffic().accepted > 3, "{:?}", proxy.traffic());
+    let mut waiter = Waiter::start(far.claim("idle").ttl(LONG));
+    until_waiting(&near, "idle", 1).await;
+    lease.release().await.expect("an answer");
+    assert!(waiter.granted().await.is_held());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f31_another_member_behind_the_same_address_is_as_good() {
+    let group = ensemble().await;
+    let proxy = Proxy::start(group.servers()[0].address()).await.expect("a proxy");
+    let far = client(&format!("zk://{}", proxy.address())).await;
+    let lease = far.mutex("moved").ttl(Duration::from_secs(6)).lock().await.expect("free");
+    let before = lease.safe_until();
+    proxy.set_target(group.servers()[1].address());
+    proxy.reset_all();
+    until("a renewal", async || lease.safe_until() > before).await;
+    assert_eq!(lease.state(), LeaseState::Held);
+    assert_eq!(lease.release().await.expect("an answer"), Released::Released);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f111_connections_reset_at_the_release_do_not_hold_up_the_next() {
+    let server = server().await;
+    let (proxy, far, near) = apart(&server).await;
+    for round in 0..10 {
+        let name = format!("reset:{round}");
+        let lease = near.mutex(&name).ttl(LONG).lock().await.expect("free");
+        let mut waiter = Waiter::start(far.claim(&name).ttl(LONG));
+        until_waiting(&near, &name, 1).await;
+        let release = tokio::spawn(lease.release());
+        proxy.reset_all();
+        soon("an answer", release).await.expect("no panic").expect("an answer");
+        assert!(waiter.granted().await.is_held());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f117_order_is_kept_over_reset_connections() {
+    let server = server().await;
+    let (proxy, far, near) = apart(&server).await;
+    let lease = near.mutex("order").ttl(LONG).lock().await.expect("free");
+    let mut waiters = Vec::new();
+    for index in 0..6 {
+        waiters.push(Waiter::start(far.claim("order").ttl(LONG)));
+        until_waiting(&near, "order", index + 1).await;
+        proxy.reset_all();
+    }
+    let mut last = lease.fence();
+    lease.release().await.expect("an answer");
+    for index in 0..waiters.len() {
+        let lease = waiters[index].granted().await;
+        assert!(lease.fence() > last, "place {index}");
+        assert!(waiters[index + 1..].iter().all(Waiter::is_waiting));
+        last = lease.fence();
+        proxy.reset_all();
+        soon("an answer", lease.release()).await.expect("one");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f89_f110_departure_that_is_not_told_is_found_although_nothing_broke() {
+    let server = server().await;
+    let (proxy, far, near) = apart(&server).await;
+    let lease = near.mutex("deaf").ttl(LONG).lock().await.expect("free");
+    let mut waiter = Waiter::start(far.claim("deaf").ttl(LONG));
+    until_waiting(&near, "deaf", 1).await;
+    // From here on the client hears nothing, and its connections stay open.
+    proxy.lose_reply_to("/deaf", AfterLoss::Silence);
+    until("a reply to be lost", async || proxy.traffic().replies_lost == 1).await;
+    lease.release().await.expect("an answer");
+    assert!(waiter.granted().await.is_held());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f06_connections_reset_again_and_again_lose_nothing() {
+    let server = server().await;
+    let (proxy, far, near) = apart(&server).await;
+    let ttl = Duration::from_secs(4);
+    let lease = far.mutex("reset").ttl(ttl).lock().await.expect("free");
+    let begun = lease.safe_until();
+    until("many renewals", async || {
+        assert_ne!(lease.state(), LeaseState::Lost);
+        lease.safe_until().since(begun) > ttl * 2 || {
+            proxy.reset_all();
+            tokio::time::sleep(Duration::from_millis(150)).await;
+            false
+        }
+    })
+    .await;
+    assert!(near.mutex("reset").try_lock().await.expect("an answer").is_none());
+    assert_eq!(soon("an answer", lease.release()).await.expect("one"), Released::Released);
+}

@@ -1,0 +1,173 @@
+//! Sessions: shared, ended by the ensemble, left open on purpose, and never taken for another.
+
+use std::time::Duration;
+
+use leasehold::{LeaseState, LostCause, Released, connect};
+use leasehold_testkit::{Direction, Proxy, Server, Zookeeper};
+
+use super::support::*;
+
+/// A server whose sessions are shorter than the ttls of these tests: what a session proves is then
+/// all that a lease has.
+async fn brief_sessions() -> Server {
+    let server = Zookeeper::new().setting("maxSessionTimeout", "3000").start().await;
+    server.expect("a server")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f86_session_that_ended_is_lost_before_and_its_nodes_are_never_adopted() {
+    lost_before_the_session_ends(server().await, Duration::from_secs(2)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f86_lease_that_only_its_session_limits_is_lost_before_that_ends() {
+    lost_before_the_session_ends(brief_sessions().await, LONG).await;
+}
+
+async fn lost_before_the_session_ends(server: Server, ttl: Duration) {
+    let proxy = Proxy::start(server.address()).await.expect("a proxy");
+    let far = client(&format!("zk://{}", proxy.address())).await;
+    let near = client(server.url()).await;
+    let lease = far.mutex("ended").ttl(ttl).lock().await.expect("free");
+    let old = claims(&server);
+    // A renewal counts from other words to the server than the claim did.
+    let before = lease.safe_until();
+    until("a renewal", async || lease.safe_until() > before).await;
+    proxy.block(Direction::Both);
+    until("the end of the session", async || {
+        if claims(&server).is_empty() {
+            assert_eq!(lease.state(), LeaseState::Lost, "the ensemble was first");
+            return true;
+        }
+        false
+    })
+    .await;
+    assert_eq!(soon("the loss", lease.lost()).await, LostCause::Unreachable);
+    proxy.pass().await.expect("it passes");
+    let again = soon("a lease", far.mutex("ended").ttl(ttl).lock()).await.expect("free");
+    assert!(again.fence() > lease.fence(), "a new claim");
+    assert!(claims(&server).iter().all(|node| !old.contains(node)));
+    assert!(near.mutex("ended").try_lock().await.expect("an answer").is_none());
+    assert_eq!(again.release().await.expect("an answer"), Released::Released);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn waiter_whose_session_ended_takes_a_new_place_and_is_granted() {
+    let server = server().await;
+    let proxy = Proxy::start(server.address()).await.expect("a proxy");
+    let far = client(&format!("zk://{}", proxy.address())).await;
+    let near = client(server.url()).await;
+    let lease = near.mutex("place").ttl(LONG).lock().await.expect("free");
+    let mut waiter = Waiter::start(far.claim("place").ttl(Duration::from_secs(2)));
+    until_waiting(&near, "place", 1).await;
+    proxy.block(Direction::Both);
+    until_waiting(&near, "place", 0).await;
+    proxy.pass().await.expect("it passes");
+    until_waiting(&near, "place", 1).await;
+    assert!(waiter.is_waiting());
+    lease.release().await.expect("an answer");
+    assert!(waiter.granted().await.is_held());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn closed_client_leaves_nothing_and_a_detached_lease_stays_until_its_session_ends() {
+    let server = server().await;
+    let client = connect(server.url()).await.expect("a connection");
+    let kept = client.mutex("kept").ttl(Duration::from_secs(2)).lock().await.expect("free");
+    let gone = client.mutex("gone").ttl(LONG).lock().await.expect("free");
+    let handle = kept.detach().await.expect("a handle");
+    drop(gone);
+    soon("the close", client.close()).await.expect("an answer");
+    drop(client);
+    let left = claims(&server);
+    assert!(!left.is_empty() && left.iter().all(|node| node.contains("/kept/")), "{left:?}");
+    let other = connect(server.url()).await.expect("a connection");
+    assert!(other.check(&handle).await.expect("an answer").is_some());
+    until_empty(&server).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn lease_whose_client_is_gone_is_kept_by_its_handle_for_longer_than_its_session() {
+    let server = server().await;
+    let ttl = Duration::from_secs(2);
+    let handle = {
+        let client = connect(server.url()).await.expect("a connection");
+        let lease = client.mutex("kept").ttl(ttl).lock().await.expect("free");
+        let handle = lease.detach().await.expect("a handle");
+        client.close().await.expect("an answer");
+        handle
+    };
+    let other = client(server.url()).await;
+    let lease = other.adopt(&handle).await.expect("it is held");
+    assert_eq!(lease.fence(), handle.fence());
+    let begun = lease.safe_until();
+    until("many renewals", async || {
+        assert_ne!(lease.state(), LeaseState::Lost);
+        lease.safe_until().since(begun) > ttl * 3
+    })
+    .await;
+    assert!(other.mutex("kept").ttl(LONG).try_lock().await.expect("an answer").is_none());
+    assert_eq!(lease.release().await.expect("an answer"), Released::Released);
+    until_empty(&server).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn adopted_lease_outlives_the_ttl_that_its_living_first_client_counts() {
+    let server = server().await;
+    let ttl = Duration::from_secs(2);
+    let [one, two] = [client(server.url()).await, client(server.url()).await];
+    let beside = one.mutex("beside").ttl(ttl).lock().await.expect("free");
+    let handle = one.mutex("kept").ttl(ttl).lock().await.expect("free").detach().await;
+    let lease = two.adopt(&handle.expect("a handle")).await.expect("it is held");
+    let begun = lease.safe_until();
+    until("many renewals", async || {
+        assert_ne!(lease.state(), LeaseState::Lost);
+        assert_ne!(beside.state(), LeaseState::Lost, "the visits took its session");
+        lease.safe_until().since(begun) > ttl * 3
+    })
+    .await;
+    // Nobody renews any more, and the first client ends it.
+    drop(lease.detach().await.expect("a handle"));
+    until("the end of its ttl", async || two.show("kept").await.expect("an answer").is_none())
+        .await;
+    assert_eq!(beside.release().await.expect("an answer"), Released::Released);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ttl_beyond_the_longest_session_lasts_as_long_as_that_proves_and_is_renewed() {
+    let server = brief_sessions().await;
+    let client = client(server.url()).await;
+    let lease = client.mutex("long").ttl(LONG).lock().await.expect("free");
+    assert!(lease.time_left() <= Duration::from_secs(3), "{:?}", lease.time_left());
+    let begun = lease.safe_until();
+    until("renewals", async || {
+        assert_ne!(lease.state(), LeaseState::Lost);
+        lease.safe_until().since(begun) > Duration::from_secs(5)
+    })
+    .await;
+    let mut waiter = Waiter::start(client.claim("long").ttl(LONG));
+    until_waiting(&client, "long", 1).await;
+    assert_eq!(lease.release().await.expect("an answer"), Released::Released);
+    // Patience is longer than what the session proves, so it confirms what it heard.
+    let next = waiter.granted().await;
+    assert!(next.time_left() <= Duration::from_secs(3), "{:?}", next.time_left());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn lines_that_nobody_uses_are_removed_by_the_servers() {
+    let java = "-Dznode.container.checkIntervalMs=200";
+    let server = Zookeeper::new().environment("JAVA_TOOL_OPTIONS", java).start().await;
+    let server = server.expect("a server");
+    let client = client(server.url()).await;
+    let nodes = || counted(&server, "zk_znode_count");
+    client.mutex("warm").lock().await.expect("free").release().await.expect("an answer");
+    for index in 0..20 {
+        let mutex = client.mutex(format!("once:{index}"));
+        mutex.lock().await.expect("free").release().await.expect("an answer");
+    }
+    // What is left is the store's own node, and what is below it.
+    until("no lines", async || nodes() <= 12).await;
+    // One that was removed is made anew.
+    let mutex = client.mutex("once:7");
+    mutex.lock().await.expect("free").release().await.expect("an answer");
+}

@@ -1,0 +1,124 @@
+//! Servers, clients of them, what servers say of themselves, and waiting for facts.
+
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
+
+use leasehold::{Client, Lease, Request, connect};
+use leasehold_testkit::{Group, Server, Zookeeper};
+use tokio::task::JoinHandle;
+
+/// Far beyond every test, so that what is left behind is seen.
+pub(crate) const LONG: Duration = Duration::from_secs(300);
+
+/// How long an event may take before the test fails.
+pub(crate) const EVENT_MAX: Duration = Duration::from_secs(30);
+
+pub(crate) async fn server() -> Server {
+    Zookeeper::new().start().await.expect("a server")
+}
+
+pub(crate) async fn ensemble() -> Group {
+    Zookeeper::new().start_ensemble().await.expect("an ensemble")
+}
+
+pub(crate) async fn client(url: &str) -> Client {
+    connect(url).await.expect("a connection")
+}
+
+/// What a server answers to one of its four-letter words.
+pub(crate) fn says(server: SocketAddr, word: &str) -> Option<String> {
+    let limit = Duration::from_secs(5);
+    let mut stream = TcpStream::connect_timeout(&server, limit).ok()?;
+    stream.set_read_timeout(Some(limit)).ok()?;
+    stream.write_all(word.as_bytes()).ok()?;
+    let mut text = String::new();
+    stream.read_to_string(&mut text).ok()?;
+    Some(text)
+}
+
+/// A number that a server counts.
+pub(crate) fn counted(server: &Server, what: &str) -> u64 {
+    let text = says(server.address(), "mntr").expect("it answers");
+    let line = text.lines().find_map(|line| line.strip_prefix(&format!("{what}\t")));
+    line.and_then(|number| number.trim().parse().ok()).expect(what)
+}
+
+/// Which member leads, by its place in the group.
+pub(crate) async fn leader(group: &Group) -> usize {
+    let leads = |server: &Server| {
+        says(server.address(), "srvr").is_some_and(|text| text.contains("Mode: leader"))
+    };
+    soon("a leader", async {
+        loop {
+            if let Some(leader) = group.servers().iter().position(leads) {
+                return leader;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    })
+    .await
+}
+
+/// The nodes in a store that end with a session, but those of the library's own.
+pub(crate) fn claims(server: &Server) -> Vec<String> {
+    let text = says(server.address(), "dump").expect("it answers");
+    let nodes = text.lines().filter_map(|line| line.strip_prefix('\t'));
+    let nodes = nodes.filter(|node| node.starts_with('/') && !node.contains("/%leasehold/"));
+    nodes.map(str::to_owned).collect()
+}
+
+/// Waits until no claim is left.
+pub(crate) async fn until_empty(server: &Server) {
+    until("an empty store", async || claims(server).is_empty()).await;
+}
+
+/// Awaits an event; fails when it does not come.
+pub(crate) async fn soon<T>(what: &str, event: impl Future<Output = T>) -> T {
+    match tokio::time::timeout(EVENT_MAX, event).await {
+        Ok(value) => value,
+        Err(_) => panic!("waited {EVENT_MAX:?} for {what}"),
+    }
+}
+
+/// Looks at a fact until it is true.
+pub(crate) async fn until(what: &str, fact: impl AsyncFn() -> bool) {
+    soon(what, async {
+        while !fact().await {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    })
+    .await;
+}
+
+/// Waits until exactly so many claims wait for a name.
+pub(crate) async fn until_waiting(client: &Client, name: &str, count: usize) {
+    until(&format!("{count} waiting for `{name}`"), async || {
+        let line = client.show(name).await.ok().flatten();
+        line.map_or(0, |line| line.waiting.len()) == count
+    })
+    .await;
+}
+
+/// A claim that waits in a task of its own.
+pub(crate) struct Waiter(JoinHandle<leasehold::Result<Lease>>);
+
+impl Waiter {
+    pub(crate) fn start(request: Request) -> Self {
+        Self(tokio::spawn(async move { request.acquire().await }))
+    }
+
+    pub(crate) fn is_waiting(&self) -> bool {
+        !self.0.is_finished()
+    }
+
+    pub(crate) async fn granted(&mut self) -> Lease {
+        soon("a grant", &mut self.0).await.expect("no panic").expect("a lease")
+    }
+}
+
+impl Drop for Waiter {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
