@@ -385,13 +385,14 @@ impl Keeper {
 
     fn renew(
         self: Arc<Self>,
-        batch: Vec<(Arc<Tenure>, Renewal)>,
+        mut batch: Vec<(Arc<Tenure>, Renewal)>,
         sent: Moment,
     ) -> impl Future<Output = Done> + Send + 'static {
-        for (tenure, _) in &batch {
-            tenure.sent();
-        }
+        batch.retain(|(tenure, _)| tenure.sent());
         async move {
+            if batch.is_empty() {
+                return Done::Renewed { batch: Vec::new(), sent, result: Ok(Vec::new()) };
+            }
             let shortest = batch.iter().map(|(_, renewal)| renewal.ttl).min().unwrap_or_default();
             let timeout = (shortest / 4).clamp(Duration::from_millis(50), Duration::from_secs(5));
             let (tenures, renewals): (Vec<_>, Vec<_>) =

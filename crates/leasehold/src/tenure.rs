@@ -266,9 +266,24 @@ impl Tenure {
         }
     }
 
-    /// A renewal is on its way; no second one goes out before its answer.
-    pub(crate) fn sent(&self) {
-        self.life().in_flight = true;
+    /// A renewal is on its way; no second one goes out before its answer. False if the tenure ended
+    /// meanwhile, and none is to go out.
+    pub(crate) fn sent(&self) -> bool {
+        let mut life = self.life();
+        let goes = matches!(life.phase, Phase::Held | Phase::Waiting);
+        life.in_flight |= goes;
+        goes
+    }
+
+    /// Ends when no renewal is on its way. Of a tenure that ended, none goes out any more.
+    pub(crate) async fn landed(&self) {
+        loop {
+            let changed = self.changed.notified();
+            if !self.life().in_flight {
+                return;
+            }
+            changed.await;
+        }
     }
 
     /// The store answered a renewal sent at `sent`. Returns the cause if the lease is lost by it.
