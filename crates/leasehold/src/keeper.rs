@@ -93,12 +93,19 @@ pub(crate) struct Parting {
     ttl: Duration,
     /// After this the store has dropped it by itself; set when the keeper takes it over.
     give_up: Option<Moment>,
+    /// A renewal that must land first: it would make a claim that stays end earlier again.
+    landing: Option<Arc<AtomicBool>>,
 }
 
 impl Parting {
     pub(crate) fn of(tenure: &Tenure, ended: &Ended) -> Self {
         let keep_until = ended.keep_until.filter(|_| ended.is_kept());
-        Self { key: tenure.key.clone(), keep_until, ttl: ended.ttl, give_up: None }
+        let landing = keep_until.and_then(|_| tenure.landing());
+        Self { key: tenure.key.clone(), keep_until, ttl: ended.ttl, give_up: None, landing }
+    }
+
+    fn may_go(&self) -> bool {
+        self.landing.as_ref().is_none_or(|landed| landed.load(Ordering::Acquire))
     }
 
     fn given_up_from(mut self, now: Moment) -> Self {
@@ -446,13 +453,14 @@ impl Keeper {
 
     fn renew(
         self: Arc<Self>,
-        batch: Vec<(Arc<Tenure>, Renewal)>,
+        mut batch: Vec<(Arc<Tenure>, Renewal)>,
         sent: Moment,
     ) -> impl Future<Output = Done> + Send + 'static {
-        for (tenure, _) in &batch {
-            tenure.sent();
-        }
+        batch.retain(|(tenure, _)| tenure.sent());
         async move {
+            if batch.is_empty() {
+                return Done::Renewed { batch: Vec::new(), sent, result: Ok(Vec::new()) };
+            }
             let (tenures, renewals): (Vec<_>, Vec<_>) =
                 batch.into_iter().map(|(tenure, renewal)| ((tenure, renewal.ttl), renewal)).unzip();
             let until = sent + Renewal::limit(&renewals);
@@ -496,8 +504,15 @@ impl Keeper {
         if exchanges.len() >= EXCHANGES_MAX {
             return Moment::NEVER;
         }
-        let count = desk.partings.len().min(BATCH_MAX);
-        let partings: Vec<Parting> = desk.partings.drain(..count).collect();
+        let (ready, early): (Vec<Parting>, _) =
+            std::mem::take(&mut desk.partings).into_iter().partition(Parting::may_go);
+        let mut partings = ready;
+        desk.partings = partings.split_off(partings.len().min(BATCH_MAX));
+        desk.partings.extend::<Vec<Parting>>(early);
+        if partings.is_empty() {
+            // The end of the renewal they wait for wakes this loop.
+            return Moment::NEVER;
+        }
         desk.parting += 1;
         drop(desk);
         let keeper = Arc::clone(self);

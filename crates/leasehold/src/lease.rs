@@ -250,9 +250,13 @@ impl Lease {
             keeper.count_end(&self.tenure, &ended, &released);
             return Ok(released);
         }
-        let parting = keeper::Parting::of(&self.tenure, &ended);
+        let (parting, kept) = (keeper::Parting::of(&self.tenure, &ended), ended.is_kept());
         let mut unfinished =
             Unfinished { keeper: &keeper, tenure: &self.tenure, ended: Some(ended) };
+        if kept {
+            // A renewal that is on its way would make it end earlier again.
+            self.tenure.landed().await;
+        }
         let released = keeper::part(&*keeper.engine, &*keeper.clock, &parting).await?;
         if let Some(ended) = unfinished.ended.take() {
             keeper.count_end(&self.tenure, &ended, &released);

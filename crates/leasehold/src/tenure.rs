@@ -3,8 +3,8 @@
 //! Decides from instants it is given; it reads no clock and talks to nobody. The keeper drives it
 //! and the lease reads it.
 
-use std::sync::atomic::AtomicUsize;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::Notify;
@@ -91,6 +91,8 @@ pub(crate) struct Life {
     failures: u32,
     unreachable: bool,
     in_flight: bool,
+    /// Set when it has landed; only where somebody waits for that.
+    landing: Option<Arc<AtomicBool>>,
     /// Counts answered renewals, so that `extend` can wait for its own.
     pub(crate) answers: u64,
     /// How many leases share this tenure: more than one only by re-entry.
@@ -136,6 +138,7 @@ impl Tenure {
             failures: 0,
             unreachable: false,
             in_flight: false,
+            landing: None,
             answers: 0,
             entries: 1,
         };
@@ -283,7 +286,7 @@ impl Tenure {
     /// finds out by asking.
     pub(crate) fn lose(&self, cause: LostCause) -> bool {
         let mut life = self.life();
-        life.in_flight = false;
+        life.land();
         let held = life.phase == Phase::Held;
         if held {
             life.phase = Phase::Lost(cause);
@@ -327,15 +330,37 @@ impl Tenure {
         self.life().due = now;
     }
 
-    /// A renewal is on its way; no second one goes out before its answer.
-    pub(crate) fn sent(&self) {
-        self.life().in_flight = true;
+    /// A renewal is on its way; no second one goes out before its answer. False if the tenure ended
+    /// meanwhile, and none is to go out.
+    pub(crate) fn sent(&self) -> bool {
+        let mut life = self.life();
+        let goes = matches!(life.phase, Phase::Held | Phase::Waiting);
+        life.in_flight |= goes;
+        goes
+    }
+
+    /// Says when the renewal that is on its way has landed; `None` if there is none.
+    pub(crate) fn landing(&self) -> Option<Arc<AtomicBool>> {
+        let mut life = self.life();
+        let in_flight = life.in_flight;
+        in_flight.then(|| Arc::clone(life.landing.get_or_insert_default()))
+    }
+
+    /// Ends when no renewal is on its way. Of a tenure that ended, none goes out any more.
+    pub(crate) async fn landed(&self) {
+        loop {
+            let changed = self.changed.notified();
+            if !self.life().in_flight {
+                return;
+            }
+            changed.await;
+        }
     }
 
     /// The store answered a renewal sent at `sent`. Returns the cause if the lease is lost by it.
     pub(crate) fn answered(&self, sent: Moment, ttl: Duration, answer: &Standing) -> Answered {
         let mut life = self.life();
-        life.in_flight = false;
+        life.land();
         life.answers += 1;
         let outcome = match (&life.phase, answer) {
             // A heartbeat that went out before the claim held says nothing about the lease.
@@ -378,7 +403,7 @@ impl Tenure {
     /// A renewal failed. The deadline stays where it was: losing contact is not losing the lease.
     pub(crate) fn failed(&self, now: Moment, error: &Error) {
         let mut life = self.life();
-        life.in_flight = false;
+        life.land();
         life.failures += 1;
         life.unreachable = matches!(error, Error::Unreachable { .. } | Error::NoMajority { .. });
         let limit = life.terms.ttl.get() / 10;
@@ -443,6 +468,13 @@ impl Life {
         } else {
             Moment::NEVER
         };
+    }
+
+    fn land(&mut self) {
+        self.in_flight = false;
+        if let Some(landed) = self.landing.take() {
+            landed.store(true, Ordering::Release);
+        }
     }
 
     fn beat(&mut self, sent: Moment) {

@@ -1,5 +1,6 @@
 //! `elect` and `leader`: terms that rise, leaders that lose, and those who watch.
 
+use leasehold_testkit::Redis;
 use rustix::process::Signal;
 
 use crate::support::{Place, Running, await_gone, eventually, json, pid};
@@ -123,6 +124,25 @@ fn f127_a_leader_that_was_paused_is_followed_and_its_command_does_nothing_more()
     assert_eq!(one.wait().status, 143, "it waits for its next term, and may be asked to end");
     two.signal(Signal::TERM);
     assert_eq!(two.wait().status, 143);
+}
+
+#[test]
+fn a_leader_whose_store_is_silent_stops_in_time_and_leads_again_when_it_is_back() {
+    let place = Place::new();
+    let server = Redis::new().start_blocking().expect("a server");
+    let url = format!("{}?connect_timeout_ms=300&timeout_ms=300", server.url());
+    let mut command = place.leasehold(&["elect", "--ttl", "2s", "office", "--", "sh", "-c", WORK]);
+    let mut candidate = Running::start(command.env("LEASEHOLD_URL", url));
+    let (first, worker) = term(&mut candidate);
+    server.stop_process().expect("it stops");
+    await_gone(pid(worker));
+    server.continue_process().expect("it goes on");
+    let (second, _) = term(&mut candidate);
+    assert!(second > first, "{second} after {first}");
+    candidate.signal(Signal::TERM);
+    let finished = candidate.wait();
+    assert_eq!(finished.status, 143, "{finished:?}");
+    assert!(finished.stderr.contains("the lease on `office` could not be kept"), "{finished:?}");
 }
 
 #[test]

@@ -4,10 +4,19 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use leasehold_testkit::Redis;
+use leasehold_testkit::{Clock, Redis};
 use rustix::process::Signal;
 
 use crate::support::{BINARY, Place, Running, await_gone, bare, eventually, json, pid};
+
+/// Wall clocks of three machines: right, an hour ahead, a day behind.
+fn clocks() -> [Clock; 3] {
+    let clocks = std::array::from_fn(|_| Clock::new().expect("a clock that can be moved"));
+    let [_, ahead, behind] = &clocks;
+    ahead.set_ahead(Duration::from_secs(3_600)).expect("moved");
+    behind.set_behind(Duration::from_secs(86_400)).expect("moved");
+    clocks
+}
 
 /// `once` as cron on one of several machines starts it: a home and a holder of its own, one store.
 fn machine(url: &str, number: usize, home: &Path, arguments: &[&str]) -> Command {
@@ -19,17 +28,20 @@ fn machine(url: &str, number: usize, home: &Path, arguments: &[&str]) -> Command
     command
 }
 
-/// Three machines start the same line of a crontab at the same time, again and again until it ran
-/// three times.
+/// Three machines, whose clocks disagree, start the same line of a crontab at the same time, again
+/// and again until it ran three times.
 fn crontab_of_three_machines(url: &str, place: &Place) {
     let every = Duration::from_secs(2);
     let line = ["once", "job", "--every", "2s", "--", "sh", "-c", "echo $LEASEHOLD_FENCE"];
-    let mut ran = Vec::new();
+    let (mut ran, clocks) = (Vec::new(), clocks());
     let begun = Instant::now();
     while ran.len() < 3 {
         let asked = Instant::now();
         let started: Vec<Running> = (0..3)
-            .map(|number| Running::start(&mut machine(url, number, &place.folder, &line)))
+            .map(|number| {
+                let mut command = machine(url, number, &place.folder, &line);
+                Running::start(command.envs(clocks[number].environment()))
+            })
             .collect();
         for running in started {
             let finished = running.end();

@@ -3,12 +3,13 @@
 use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
 use futures_util::future::FutureExt;
 use leasehold::layer::chaos::{Trouble, Verb};
-use leasehold::{Client, Released};
+use leasehold::{Client, Lease, Released};
 use tokio::sync::Notify;
 
 use crate::support::{
@@ -92,6 +93,62 @@ fn f08_renewal_that_arrives_after_the_release_brings_nothing_back() {
         client.close().await.expect("the keeper read the late answer");
         assert!(is_free(&other, "late").await);
         assert_eq!(client.stats().lost, 0);
+    });
+}
+
+#[test]
+fn f08_renewal_on_its_way_does_not_shorten_what_is_to_stay_closed() {
+    late_renewal_meets(async |lease| drop(lease.release().await));
+}
+
+#[test]
+fn f08_renewal_on_its_way_does_not_shorten_what_was_dropped_and_is_to_stay_closed() {
+    late_renewal_meets(async |lease| drop(lease));
+}
+
+/// A renewal is held up on its way while a lease that is to stay closed is given back.
+fn late_renewal_meets(give_back: impl AsyncFn(Lease)) {
+    on_every_store(async |store| {
+        let (arrived, go_on) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+        let (tell, gate) = (Arc::clone(&arrived), Arc::clone(&go_on));
+        let (begun, done) = (AtomicU32::new(0), Arc::new(AtomicU32::new(0)));
+        let mut hooks = Hooks::before(move |verb| {
+            let waits = verb == Verb::Renew && begun.fetch_add(1, Ordering::SeqCst) == 0;
+            let (tell, gate) = (Arc::clone(&tell), Arc::clone(&gate));
+            async move {
+                if waits {
+                    tell.notify_one();
+                    gate.notified().await;
+                }
+                Ok(())
+            }
+            .boxed()
+        });
+        let counts = Arc::clone(&done);
+        hooks.after = Some(Arc::new(move |verb| {
+            counts.fetch_add(u32::from(verb == Verb::Renew), Ordering::SeqCst);
+            std::future::ready(Ok(())).boxed()
+        }));
+        let builder = Client::builder().renew_at_percent(10);
+        let client = builder.engine(store.hooked(hooks)).expect("a client");
+        let mutex = client.mutex("kept").ttl(Duration::from_secs(4)).hold_at_least(LONG);
+        let lease = mutex.lock().await.expect("a lease");
+        soon("a renewal on its way", arrived.notified()).await;
+        let mut giving = pin!(give_back(lease));
+        // Time for one that does not wait to be the first.
+        let early = tokio::time::timeout(Duration::from_millis(100), &mut giving).await;
+        if early.is_ok() {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        go_on.notify_one();
+        if early.is_err() {
+            soon("the release", giving).await;
+        }
+        until("both renewals", async || done.load(Ordering::SeqCst) == 2).await;
+        let line = store.client().show("kept").await.expect("an answer").expect("it is kept");
+        let left = line.held[0].remaining;
+        assert!(left > LONG / 2, "{left:?} of {LONG:?}");
+        client.close().await.expect("closed");
     });
 }
 
