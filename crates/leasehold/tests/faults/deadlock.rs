@@ -174,8 +174,8 @@ async fn a_lease_that_is_used_in_another_task_belongs_to_that_task() {
     }
 }
 
-/// Futures joined in one task are one task to whoever looks from outside; that a lease is used while
-/// the other future waits shows that it is not kept by that wait.
+/// Futures joined in one task are one task to whoever looks from outside; that a lease is used
+/// while the other future waits shows that it is not kept by that wait.
 #[tokio::test]
 async fn a_lease_that_is_used_during_the_wait_is_no_part_of_a_cycle() {
     let memory = Memory::new();
