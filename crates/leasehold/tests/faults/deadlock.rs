@@ -81,6 +81,25 @@ async fn f124_a_cycle_is_broken_within_two_detection_periods_and_not_within_one(
     }
 }
 
+#[tokio::test]
+async fn a_look_that_finds_nothing_says_one_thing_and_asks_one_for_each_holder() {
+    let (memory, clock) = Memory::virtual_time();
+    let (other, chaos) = (memory.client().expect("a client"), Chaos::default());
+    let builder = Client::builder().clock(memory.clock());
+    let client = builder.engine(chaos.trouble(memory.clone())).expect("a client");
+    let (_own, held) = (lock(&client, "own").await, lock(&other, "held").await);
+    let waiter = wait(&client, "held");
+    until_waiting(&other, "held", 1).await;
+    for look in 1..=3 {
+        clock.advance(Duration::from_secs(1));
+        until("a look", async || chaos.calls(Verb::WaitsOf) >= look).await;
+        let calls = [Verb::Announce, Verb::WaitsOf].map(|verb| chaos.calls(verb));
+        assert_eq!(calls, [look, look]);
+    }
+    held.release().await.expect("an answer");
+    drop(soon("a grant", waiter).await.expect("no panic").expect("no deadlock"));
+}
+
 /// A claim at the store itself, by nobody who would look or heartbeat.
 fn bare(name: &str, holder: &Holder) -> Claim {
     Claim {
