@@ -357,7 +357,6 @@ impl Acquiring<'_> {
         let claim = self.claim;
         let keeper = &self.client.inner.keeper;
         let mut stay = Stay::begin(self.client, claim, terms, self.begun)?;
-        let place = Arc::clone(&stay.tenure);
         let mut search = None;
         let mut sent = self.begun;
         loop {
@@ -394,7 +393,7 @@ impl Acquiring<'_> {
                         keeper.expect_at(due);
                     }
                     if search.is_none() {
-                        search = self.search(&place);
+                        search = self.search(&stay.tenure);
                     }
                     match self.wait(&stay.tenure, &claim.key, retry_in, &mut search).await? {
                         None => return Ok(self.refused(claim, stay)),
@@ -474,12 +473,12 @@ impl Acquiring<'_> {
     }
 
     /// The search for deadlocks while this claim waits; `None` if nobody wants or has it.
-    fn search<'b>(&'b self, tenure: &'b Tenure) -> Option<BoxFuture<'b, Found>> {
+    fn search(&self, tenure: &Arc<Tenure>) -> Option<BoxFuture<'_, Found>> {
         let inner = &self.client.inner;
         let able = inner.keeper.engine.info().can.deadlocks && self.request.detect;
         let period = inner.deadlock_period.filter(|_| able)?;
         let (keeper, claim, alone) = (&inner.keeper, self.claim, self.alone);
-        let holding = &self.request.holding;
+        let (tenure, holding) = (Arc::clone(tenure), &self.request.holding);
         let search = Search { keeper, claim, tenure, period, alone, holding };
         Some(Box::pin(search.run()))
     }

@@ -182,9 +182,10 @@ struct Stuck<'a> {
     waits: BTreeSet<WaitId>,
 }
 
-/// Why a wait goes on: a claim before it, and the stuck wait that keeps that one there.
+/// Why a wait goes on: the stuck wait that keeps a claim before it there, and whose lease that
+/// claim is, if it is one.
 struct Reason {
-    holder: Holder,
+    holder: Option<Holder>,
     keeper: WaitId,
 }
 
@@ -273,12 +274,14 @@ impl<'a> Stuck<'a> {
         let mut reasons = Vec::new();
         for lease in before.iter().take_while(|claim| claim.held) {
             let keepers = self.keepers(name, lease);
-            reasons.extend(keepers.map(|keeper| Reason { holder: lease.holder.clone(), keeper }));
+            reasons.extend(
+                keepers.map(|keeper| Reason { holder: Some(lease.holder.clone()), keeper }),
+            );
         }
         for claim in before.iter().rev().take_while(|claim| !claim.held) {
             let keeper = WaitId { name: name.clone(), fence: claim.fence };
             if self.waits.contains(&keeper) {
-                reasons.push(Reason { holder: claim.holder.clone(), keeper });
+                reasons.push(Reason { holder: None, keeper });
                 break;
             }
         }
@@ -299,14 +302,14 @@ impl<'a> Stuck<'a> {
         reached
     }
 
-    /// The shortest way from a wait back to itself.
+    /// The shortest way from a wait back to itself: the leases on it.
     fn cycle(&self, from: &WaitId) -> Option<Cycle> {
         let mut seen = BTreeSet::new();
         let mut ahead = VecDeque::from([(from.clone(), Vec::new())]);
         while let Some((wait, way)) = ahead.pop_front() {
             for Reason { holder, keeper } in self.reasons(&wait) {
                 let mut longer: Vec<(Name, Holder)> = way.clone();
-                longer.push((wait.name.clone(), holder));
+                longer.extend(holder.map(|holder| (wait.name.clone(), holder)));
                 if keeper == *from {
                     return Some(Cycle(longer));
                 }

@@ -106,7 +106,8 @@ pub enum Error {
         took: Duration,
     },
 
-    /// Waiting would never end: the holders named wait for one another.
+    /// Waiting would never end: the holders named wait for one another. Give back what you hold;
+    /// then the others go on, and you may begin again.
     #[error("waiting for `{name}` would be a deadlock: {cycle}")]
     Deadlock {
         /// The name this claim asked for.

@@ -7,6 +7,7 @@
 //! `deadlock.rs`.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::try_join_all;
@@ -51,9 +52,9 @@ pub(crate) enum Found {
 
 /// The search of one waiting claim.
 pub(crate) struct Search<'a> {
-    pub(crate) keeper: &'a std::sync::Arc<Keeper>,
+    pub(crate) keeper: &'a Arc<Keeper>,
     pub(crate) claim: &'a Claim,
-    pub(crate) tenure: &'a Tenure,
+    pub(crate) tenure: Arc<Tenure>,
     pub(crate) period: Duration,
     /// Whether the holder does one thing at a time, so that it keeps all that it has.
     pub(crate) alone: bool,

@@ -197,6 +197,7 @@ fn a_reader_behind_a_writer_who_waits_is_part_of_the_knot() {
     world.says(2, 0, book[2], &[(1, lock[0])]);
     let knot = world.find(1, lock[1]).expect("the writer never gets in");
     assert_eq!(knot.victim.fence, lock[1], "not the writer, who keeps nothing");
+    assert_eq!(knot.cycle.0, [(name(1), holder(2)), (name(0), holder(0))], "only leases are held");
     world.lines[0].remove(1);
     assert!(world.find(1, lock[1]).is_none(), "readers do not wait for readers");
 }

@@ -65,26 +65,33 @@ impl GuardedFile {
     /// Does anything with the file that must not happen too late, and lets nobody else in
     /// meanwhile.
     pub fn access<T>(&self, fence: u64, act: impl FnOnce(&Path) -> io::Result<T>) -> Result<T> {
-        let lock = self.lock().map_err(GuardError::Store)?;
-        let highest = self.seen()?;
+        let path = self.real_path();
+        let lock = lock(&path).map_err(GuardError::Store)?;
+        let highest = self.seen(&path)?;
         judge(&self.resource(), fence, highest)?;
         if fence > highest {
             let seen = format!("{fence}\n");
-            replace(&self.beside("fence"), seen.as_bytes()).map_err(GuardError::Store)?;
+            replace(&beside(&path, "fence"), seen.as_bytes()).map_err(GuardError::Store)?;
         }
-        let done = act(&self.path).map_err(GuardError::Store);
+        let done = act(&path).map_err(GuardError::Store);
         drop(lock);
         done
     }
 
     /// The greatest fence seen; 0 if there was none.
     pub fn highest(&self) -> Result<u64> {
-        let _lock = self.lock().map_err(GuardError::Store)?;
-        self.seen()
+        let path = self.real_path();
+        let _lock = lock(&path).map_err(GuardError::Store)?;
+        self.seen(&path)
     }
 
-    fn seen(&self) -> Result<u64> {
-        match std::fs::read_to_string(self.beside("fence")) {
+    /// The file that a link leads to: whatever way one comes, it has one guard.
+    fn real_path(&self) -> PathBuf {
+        std::fs::canonicalize(&self.path).unwrap_or_else(|_| self.path.clone())
+    }
+
+    fn seen(&self, path: &Path) -> Result<u64> {
+        match std::fs::read_to_string(beside(path, "fence")) {
             Ok(text) => text.trim().parse().map_err(|_| GuardError::Unusable {
                 resource: self.resource(),
                 // Taking it for zero would accept anybody.
@@ -95,24 +102,20 @@ impl GuardedFile {
         }
     }
 
-    /// Waits until nobody else accesses the file. The lock ends with the value, or the process.
-    fn lock(&self) -> io::Result<File> {
-        let path = self.beside("fence-lock");
-        let file = OpenOptions::new().create(true).truncate(false).write(true).open(path)?;
-        loop {
-            match flock(&file, FlockOperation::LockExclusive) {
-                Err(rustix::io::Errno::INTR) => {}
-                locked => return locked.map(|()| file).map_err(io::Error::from),
-            }
-        }
-    }
-
     fn resource(&self) -> String {
         self.path.display().to_string()
     }
+}
 
-    fn beside(&self, ending: &str) -> PathBuf {
-        beside(&self.path, ending)
+/// Waits until nobody else accesses the file. The lock ends with the value, or the process.
+fn lock(path: &Path) -> io::Result<File> {
+    let path = beside(path, "fence-lock");
+    let file = OpenOptions::new().create(true).truncate(false).write(true).open(path)?;
+    loop {
+        match flock(&file, FlockOperation::LockExclusive) {
+            Err(rustix::io::Errno::INTR) => {}
+            locked => return locked.map(|()| file).map_err(io::Error::from),
+        }
     }
 }
 
@@ -177,7 +180,7 @@ mod tests {
         let (_folder, file) = place();
         file.write(5, b"five").expect("written");
         for broken in ["", "-1", "5x", "99999999999999999999999"] {
-            std::fs::write(file.beside("fence"), broken).expect("spoilt");
+            std::fs::write(beside(file.path(), "fence"), broken).expect("spoilt");
             let refused = file.write(9, b"nine");
             assert!(matches!(refused, Err(GuardError::Unusable { .. })), "{broken:?}: {refused:?}");
         }
@@ -188,6 +191,19 @@ mod tests {
         let (_folder, file) = place();
         assert!(matches!(file.read(5), Err(GuardError::Store(_))));
         assert_eq!(file.highest().expect("readable"), 5);
+    }
+
+    #[test]
+    fn a_link_leads_to_the_same_guard_and_stays_a_link() {
+        let (folder, file) = place();
+        file.write(8, b"eight").expect("written");
+        let link = folder.path().join("link");
+        std::os::unix::fs::symlink(file.path(), &link).expect("linked");
+        let linked = GuardedFile::new(&link);
+        assert!(linked.write(7, b"late").is_err_and(|error| error.refused().is_some()));
+        linked.write(9, b"nine").expect("newer");
+        assert_eq!(file.read(9).expect("the same"), b"nine");
+        assert!(std::fs::symlink_metadata(&link).expect("there").is_symlink());
     }
 
     #[test]

@@ -250,7 +250,7 @@ impl HighestSeen {
         self.enter(resource, header.fence).await
     }
 
-    /// Forgets a resource whose fences will never be checked again.
+    /// Forgets a resource whose fences will never be checked again, and that nobody is at.
     pub fn forget(&self, resource: &str) {
         self.seats().remove(resource);
     }

@@ -4,15 +4,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use leasehold::engine::Engine;
+use leasehold::claim::{Claim, ClaimKey, Holder, Mode, Note, Token};
+use leasehold::engine::{Engine, Kept, Notice, Wait};
 use leasehold::error::Invalid;
 use leasehold::layer::chaos::{Chaos, Verb};
 use leasehold::memory::Memory;
-use leasehold::{Client, Error, Lease, Result};
+use leasehold::{Client, Error, Lease, Name, Result};
 use tokio::sync::Barrier;
 use tokio::task::JoinHandle;
 
-use crate::support::{LONG, soon, until, until_waiting};
+use crate::support::{Hook, Hooks, LONG, Store, soon, until, until_waiting};
 
 const PERIOD: Duration = Duration::from_millis(50);
 
@@ -72,7 +73,88 @@ async fn f124_a_cycle_is_broken_within_two_detection_periods_and_not_within_one(
         let place = over.iter().position(|over| *over).expect("one");
         let ended = waits.swap_remove(place).await.expect("no panic");
         assert!(matches!(ended, Err(Error::Deadlock { .. })), "{ended:?}");
+        // Its time has not come: the clock stands still.
+        until("the victim's notice to be taken back", async || {
+            memory.waits_of(clients[place].holder().id()).await.expect("an answer").is_empty()
+        })
+        .await;
     }
+}
+
+#[tokio::test]
+async fn a_look_that_finds_nothing_says_one_thing_and_asks_one_for_each_holder() {
+    let (memory, clock) = Memory::virtual_time();
+    let (other, chaos) = (memory.client().expect("a client"), Chaos::default());
+    let builder = Client::builder().clock(memory.clock());
+    let client = builder.engine(chaos.trouble(memory.clone())).expect("a client");
+    let (_own, held) = (lock(&client, "own").await, lock(&other, "held").await);
+    let waiter = wait(&client, "held");
+    until_waiting(&other, "held", 1).await;
+    for look in 1..=3 {
+        clock.advance(Duration::from_secs(1));
+        until("a look", async || chaos.calls(Verb::WaitsOf) >= look).await;
+        let calls = [Verb::Announce, Verb::WaitsOf].map(|verb| chaos.calls(verb));
+        assert_eq!(calls, [look, look]);
+    }
+    held.release().await.expect("an answer");
+    drop(soon("a grant", waiter).await.expect("no panic").expect("no deadlock"));
+}
+
+/// A claim at the store itself, by nobody who would look or heartbeat.
+fn bare(name: &str, holder: &Holder) -> Claim {
+    Claim {
+        key: ClaimKey { name: Name::new(name).expect("a good name"), token: Token::random() },
+        mode: Mode::Exclusive,
+        holder: holder.clone(),
+        note: Note::default(),
+        ttl: LONG,
+        patience: LONG,
+        join: true,
+    }
+}
+
+/// S12: between the two readings somebody leaves, and what was a cycle is none.
+#[tokio::test]
+async fn a_cycle_that_only_the_first_of_two_readings_saw_has_no_victim() {
+    let memory = Memory::new();
+    let other = Holder::fresh();
+    let (held, waiting) = (bare("b", &other), bare("a", &other));
+    let (reads, leaving) = (Arc::new(AtomicUsize::new(0)), waiting.key.clone());
+    let (count, store) = (Arc::clone(&reads), memory.clone());
+    let after: Hook = Arc::new(move |verb| {
+        // A reading asks what the other waits for, and then what this one does.
+        let ends = verb == Verb::WaitsOf && count.fetch_add(1, Ordering::SeqCst) == 1;
+        let (store, leaving) = (store.clone(), leaving.clone());
+        Box::pin(async move {
+            if ends {
+                store.release(&[leaving]).await?;
+            }
+            Ok(())
+        })
+    });
+    let hooks = Hooks { before: None, after: Some(after) };
+    let engine = Store::Memory(memory.clone()).hooked(hooks);
+    let builder = Client::builder().deadlock_detection(PERIOD);
+    let client = builder.engine(engine).expect("a client");
+    // The fences of `b` are to be the greater ones, so that it is this client's turn to give up.
+    for _ in 0..5 {
+        drop(lock(&client, "b").await);
+    }
+    let own = lock(&client, "a").await;
+    memory.claim(&held).await.expect("an answer");
+    memory.claim(&waiting).await.expect("an answer");
+    let line = client.show("a").await.expect("an answer").expect("in use");
+    let keeps = vec![Kept { name: held.key.name.clone(), fence: 0 }];
+    let wait_of_other =
+        Wait { name: waiting.key.name.clone(), fence: line.waiting[0].fence, keeps };
+    let (holder, waits) = (other.id(), vec![wait_of_other]);
+    memory.announce(&Notice { holder, client: 1, waits, keep: LONG }).await.expect("an answer");
+    let waiter = wait(&client, "b");
+    until("some looks", async || reads.load(Ordering::SeqCst) >= 10).await;
+    assert!(!waiter.is_finished(), "it had gone before the second reading");
+    memory.release(&[held.key]).await.expect("an answer");
+    drop(soon("a grant", waiter).await.expect("no panic").expect("no deadlock"));
+    drop(own);
 }
 
 /// Whoever takes a lock and hands it to a task that works under it goes on; so does the task.

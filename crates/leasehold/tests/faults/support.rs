@@ -148,7 +148,7 @@ pub(crate) fn runtime() -> tokio::runtime::Runtime {
     builder.worker_threads(2).enable_all().build().expect("a runtime for one test")
 }
 
-type Hook = Arc<dyn Fn(Verb) -> BoxFuture<'static, Result<()>> + Send + Sync>;
+pub(crate) type Hook = Arc<dyn Fn(Verb) -> BoxFuture<'static, Result<()>> + Send + Sync>;
 
 /// What happens around a verb; an error takes the verb's place.
 #[derive(Clone, Default)]
@@ -255,7 +255,7 @@ impl Engine for Hooked {
     }
 
     async fn waits_of(&self, holder: HolderId) -> Result<Vec<Wait>> {
-        self.engine.waits_of(holder).await
+        self.through(Verb::WaitsOf, self.engine.waits_of(holder)).await
     }
 
     async fn watch(&self, query: &Query) -> Result<BoxStream<'static, Result<Event>>> {
