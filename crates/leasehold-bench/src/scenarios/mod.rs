@@ -4,12 +4,19 @@
 //! tables are there already.
 
 mod command_start;
+mod etcd_handoff;
+mod etcd_pair;
+mod hand_off;
 mod hand_off_table;
 mod memory_handoff;
 mod memory_pair;
+mod pair;
+mod postgres_handoff;
+mod postgres_pair;
 mod redis_handoff;
 mod redis_line;
 mod redis_pair;
+mod redlock_handoff;
 mod sqlite_handoff;
 mod sqlite_idle_waiters;
 mod sqlite_pair;
@@ -81,6 +88,31 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
         run: redis_handoff::run,
     },
     Scenario { name: "redis_line", about: "what a long line costs", run: redis_line::run },
+    Scenario {
+        name: "redlock_handoff",
+        about: "from one process to the next through three Redis servers",
+        run: redlock_handoff::run,
+    },
+    Scenario {
+        name: "postgres_pair",
+        about: "lock and give back in PostgreSQL, nobody else wants the name",
+        run: postgres_pair::run,
+    },
+    Scenario {
+        name: "postgres_handoff",
+        about: "from one process to the next through PostgreSQL",
+        run: postgres_handoff::run,
+    },
+    Scenario {
+        name: "etcd_pair",
+        about: "lock and give back in etcd, nobody else wants the name",
+        run: etcd_pair::run,
+    },
+    Scenario {
+        name: "etcd_handoff",
+        about: "from one process to the next through etcd",
+        run: etcd_handoff::run,
+    },
     Scenario {
         name: "command_start",
         about: "a command under a lock, start-up included",

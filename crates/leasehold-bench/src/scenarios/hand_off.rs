@@ -1,0 +1,415 @@
+//! Hand-off through a server, alike for all of them: 16 workers in 4 processes that each keep the
+//! lock for a millisecond, and 200 waiters who want it once.
+//!
+//! What the store needs to wake somebody is measured in the same run, and is what hand-offs are
+//! compared with. Which targets there are is left to each store's scenario.
+
+use std::time::Duration;
+
+use leasehold::engine::Query;
+
+use crate::Result;
+use crate::contender::{Contender, Outcome, Role, take_turns};
+use crate::contest::{Contest, Round, Worker};
+use crate::machine::now;
+use crate::progress::Progress;
+use crate::raw::HOLD;
+use crate::report::{Report, Table, digits, span, times};
+use crate::scenarios::Setting;
+use crate::scenarios::hand_off_table::exclusion_target;
+use crate::stats::{Samples, median, ratio_of_rounds};
+use crate::worker::{NAME, Way};
+
+const PROCESSES: usize = 4;
+const TASKS: usize = 4;
+/// Waiters that want the lock once.
+const QUEUE: usize = 200;
+/// What workers add to the count when they start and end, spread over their cycles or grants.
+const CYCLE_SLACK: f64 = 0.05;
+const GRANT_SLACK: f64 = 0.1;
+
+/// The window for a store whose hand-offs take a millisecond and more: with fewer than 16 grants
+/// each, equal shares can differ by so much in one grant that Jain's index is below its target.
+pub(crate) fn long_window(setting: &Setting) -> Duration {
+    Duration::from_millis(setting.either(600, 1_500))
+}
+
+/// What differs from store to store.
+pub(crate) struct HandOff<'a> {
+    /// The store as the targets name it.
+    pub(crate) store: &'static str,
+    pub(crate) url: String,
+    /// Where those who ask every 10 ms do so; in nobody's way.
+    pub(crate) poll_url: Option<String>,
+    /// What a hand-off cannot do without: it is compared with the sum of their p50s.
+    pub(crate) limits: Vec<Limit<'a>>,
+    /// What that sum is called.
+    pub(crate) measure: &'static str,
+    pub(crate) counter: Counter<'a>,
+    /// How long the workers contend in a round.
+    pub(crate) window: Duration,
+    pub(crate) targets: Targets,
+}
+
+/// One thing that a hand-off cannot do without, and how it is measured.
+pub(crate) struct Limit<'a> {
+    name: &'static str,
+    round: Box<dyn FnMut() -> Result<Samples> + 'a>,
+}
+
+impl<'a> Limit<'a> {
+    pub(crate) fn new(name: &'static str, round: impl FnMut() -> Result<Samples> + 'a) -> Self {
+        Self { name, round: Box::new(round) }
+    }
+}
+
+/// What the server counts.
+pub(crate) struct Counter<'a> {
+    pub(crate) what: &'static str,
+    pub(crate) count: Box<dyn Fn() -> Result<u64> + 'a>,
+    /// What one look at the line adds to it.
+    pub(crate) look: u64,
+}
+
+/// What was promised; what was not is shown all the same.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Targets {
+    /// The hand-off, in times of the measure.
+    pub(crate) p50_max: Option<f64>,
+    pub(crate) p99_max: Option<f64>,
+    /// How often the server counts in a cycle.
+    pub(crate) cycle_max: u32,
+    /// Jain's index of at least 0.999, and nothing given back while others wait.
+    pub(crate) is_fair: bool,
+    pub(crate) held_min: Option<f64>,
+    /// The longest time in which nobody had the lock although somebody wanted it.
+    pub(crate) stall_max: Option<Duration>,
+    /// 200 waiters; they are left out if there is no target.
+    pub(crate) queue: Option<Served>,
+    /// How often the server counts for a grant to one of them.
+    pub(crate) grant_max: Option<u32>,
+}
+
+/// When the last of 200 waiters is to have had the lock.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Served {
+    /// Within so many times what 200 times the measure takes.
+    Measures(f64),
+    Within(Duration),
+}
+
+/// What one turn gave.
+enum Turn {
+    Limit(Samples),
+    Contest { round: Round, count: f64 },
+    Queue { took: f64, count: Option<f64> },
+}
+
+/// Measures, and puts table and targets into a report.
+pub(crate) fn run(
+    setting: &Setting,
+    progress: &mut Progress,
+    hand_off: HandOff<'_>,
+) -> Result<Report> {
+    let HandOff { store, url, poll_url, limits, measure, counter, window, targets } = hand_off;
+    let limits_count = limits.len();
+    let (url, counter) = (&url, &counter);
+    let contest = Contest {
+        way: Way::Line,
+        target: url.clone(),
+        workers: PROCESSES,
+        tasks: TASKS,
+        hold: HOLD,
+        window,
+    };
+    let poll = poll_url.map(|target| Contest { way: Way::Poll, target, ..contest.clone() });
+    let mut contenders: Vec<Contender<'_, Turn>> = Vec::new();
+    for Limit { name, mut round } in limits {
+        contenders.push(Contender::new(Role::Limit, name, move || round().map(Turn::Limit)));
+    }
+    contenders.push(Contender::new(Role::Ours, "leasehold", move || contend(counter, &contest)));
+    if targets.queue.is_some() {
+        let counter = targets.grant_max.map(|_| counter);
+        let round = move || queue(counter, url);
+        contenders.push(Contender::new(Role::Ours, "leasehold, 200 waiters", round));
+    }
+    if let Some(poll) = poll {
+        let round = move || contend(counter, &poll);
+        contenders.push(Contender::new(Role::Rival, "asking every 10 ms", round));
+    }
+    let outcomes = take_turns(contenders, setting.either(3, 12), progress)?;
+    let (limits, others) = outcomes.split_at(limits_count);
+    let findings = Findings { store, measure, what: counter.what, targets, limits: sums(limits) };
+    Ok(findings.report(limits, others))
+}
+
+fn contend(counter: &Counter<'_>, contest: &Contest) -> Result<Turn> {
+    let before = (counter.count)()?;
+    let round = contest.round()?;
+    let count = ((counter.count)()? - before) as f64 / round.cycles.max(1) as f64;
+    Ok(Turn::Contest { round, count })
+}
+
+/// From the release that lets the first of 200 waiters in until the last one has the lock.
+fn queue(counter: Option<&Counter<'_>>, url: &str) -> Result<Turn> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let before = counter.map(|counter| (counter.count)()).transpose()?;
+    let client = runtime.block_on(leasehold::connect(url))?;
+    let lease = runtime.block_on(client.mutex(NAME).lock())?;
+    let mut workers = Vec::new();
+    for _ in 0..PROCESSES {
+        let tasks = (QUEUE / PROCESSES).to_string();
+        workers.push(Worker::start(&["queue", url, &tasks])?);
+    }
+    for worker in &mut workers {
+        worker.ready()?;
+    }
+    let (begun, looks) = runtime.block_on(async {
+        let looks = until_waiting(&client, QUEUE).await?;
+        let begun = now();
+        lease.release().await?;
+        Ok::<(u64, u64), leasehold::Error>((begun, looks))
+    })?;
+    let mut last = begun;
+    for worker in workers {
+        last = last.max(worker.finish()?.trim().parse()?);
+    }
+    let count = match (counter, before) {
+        (Some(counter), Some(before)) => {
+            let own = looks * counter.look;
+            Some((((counter.count)()? - before).saturating_sub(own)) as f64 / QUEUE as f64)
+        }
+        _ => None,
+    };
+    Ok(Turn::Queue { took: (last - begun) as f64, count })
+}
+
+/// Waits until so many are in line; returns how often it looked.
+pub(crate) async fn until_waiting(
+    client: &leasehold::Client,
+    waiters: usize,
+) -> leasehold::Result<u64> {
+    let query = Query::name(leasehold::Name::new(NAME)?);
+    let mut looks = 1;
+    while client.inspect(&query).await?.lines.iter().all(|line| line.waiting.len() < waiters) {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+        looks += 1;
+    }
+    Ok(looks)
+}
+
+/// The sum of the limits' p50s in each round.
+fn sums(limits: &[Outcome<Turn>]) -> Vec<Samples> {
+    let rounds = limits.iter().map(|limit| limit.rounds.len()).min().unwrap_or(0);
+    let p50 = |limit: &Outcome<Turn>, round: usize| match &limit.rounds[round] {
+        Turn::Limit(samples) => samples.p50(),
+        _ => None,
+    };
+    (0..rounds)
+        .map(|round| {
+            let sum: Option<u64> = limits.iter().map(|limit| p50(limit, round)).sum();
+            Samples::new(sum.into_iter().collect())
+        })
+        .collect()
+}
+
+/// All samples of a limit.
+fn pooled(limit: &Outcome<Turn>) -> Samples {
+    Samples::pooled(limit.rounds.iter().filter_map(|turn| match turn {
+        Turn::Limit(samples) => Some(samples),
+        _ => None,
+    }))
+}
+
+fn at_most(value: Option<f64>, most: f64) -> bool {
+    value.is_some_and(|value| value <= most)
+}
+
+fn at_least(value: Option<f64>, least: f64) -> bool {
+    value.is_some_and(|value| value >= least)
+}
+
+/// What the tables and the targets are made of.
+struct Findings {
+    store: &'static str,
+    measure: &'static str,
+    /// What the server counts.
+    what: &'static str,
+    targets: Targets,
+    /// The measure in each round.
+    limits: Vec<Samples>,
+}
+
+/// What the rounds of a contest say together.
+struct Seen {
+    p50: Option<f64>,
+    p99: Option<f64>,
+    count: Option<f64>,
+    given_back: String,
+    is_given_back: bool,
+    overlaps: usize,
+    jain: Option<f64>,
+    held: Option<f64>,
+    stall_ns: u64,
+}
+
+fn three(value: Option<f64>) -> String {
+    value.map_or_else(String::new, |value| format!("{value:.3}"))
+}
+
+fn percent(share: Option<f64>) -> String {
+    share.map_or_else(String::new, |share| format!("{:.1} %", share * 100.0))
+}
+
+fn count_text(count: Option<f64>) -> String {
+    count.map_or_else(String::new, digits)
+}
+
+impl Findings {
+    fn report(&self, limits: &[Outcome<Turn>], others: &[Outcome<Turn>]) -> Report {
+        let mut report = Report::default();
+        let head = ["hand-off", "role", "p50", "p99"].map(str::to_owned);
+        let ratios = ["p50", "p99"].map(|what| format!("{what} to {}", self.measure));
+        let tail = ["given back", "Jain", "held"].map(str::to_owned);
+        let counted = format!("{} a cycle", self.what);
+        let mut table = Table::new(head.into_iter().chain(ratios).chain([counted]).chain(tail));
+        for limit in limits {
+            let all = pooled(limit);
+            let known = [limit.name.clone(), limit.role.word().into(), span(all.p50())];
+            let blank = std::iter::repeat_with(String::new).take(6);
+            table.row(known.into_iter().chain([span(all.p99())]).chain(blank));
+        }
+        let measure: Option<u64> = limits.iter().map(|limit| pooled(limit).p50()).sum();
+        let mut queue = None;
+        for outcome in others {
+            match outcome.rounds.first() {
+                Some(Turn::Queue { .. }) => queue = Some(outcome),
+                _ => {
+                    let seen = self.row(&mut table, outcome, measure);
+                    if outcome.role == Role::Ours {
+                        self.contest_targets(&mut report, &seen);
+                    }
+                }
+            }
+        }
+        report.table(table);
+        if let (Some(outcome), Some(served)) = (queue, self.targets.queue) {
+            self.queue_targets(&mut report, outcome, served, measure);
+        }
+        report
+    }
+
+    fn row(&self, table: &mut Table, outcome: &Outcome<Turn>, measure: Option<u64>) -> Seen {
+        let rounds: Vec<(&Round, f64)> = outcome
+            .rounds
+            .iter()
+            .filter_map(|turn| match turn {
+                Turn::Contest { round, count } => Some((round, *count)),
+                _ => None,
+            })
+            .collect();
+        let each = || rounds.iter().map(|(round, _)| &round.hand_offs);
+        let spans: Vec<Samples> = each().map(|round| round.spans.clone()).collect();
+        let all = Samples::pooled(&spans);
+        let given_back: usize = each().map(|round| round.given_back).sum();
+        let grants: usize = each().map(|round| round.grants).sum();
+        let overrun_ns = rounds.iter().map(|(round, _)| round.overrun_ns).max().unwrap_or(0);
+        let seen = Seen {
+            p50: ratio_of_rounds(&spans, &self.limits),
+            p99: all.p99().zip(measure).map(|(p99, measure)| p99 as f64 / measure as f64),
+            count: median(rounds.iter().map(|(_, count)| *count)),
+            given_back: format!("{given_back} of {grants}"),
+            is_given_back: given_back > 0,
+            overlaps: each().map(|round| round.overlaps).sum(),
+            jain: median(each().filter_map(|round| round.jain)),
+            held: median(each().map(|round| round.held_share)),
+            stall_ns: all.percentile(100.0).unwrap_or(0).max(overrun_ns),
+        };
+        table.row([
+            outcome.name.clone(),
+            outcome.role.word().into(),
+            span(all.p50()),
+            span(all.p99()),
+            times(seen.p50),
+            times(seen.p99),
+            count_text(seen.count),
+            seen.given_back.clone(),
+            three(seen.jain),
+            percent(seen.held),
+        ]);
+        seen
+    }
+
+    fn contest_targets(&self, report: &mut Report, seen: &Seen) {
+        let (store, targets) = (self.store, &self.targets);
+        let what = |what: &str| format!("{store}, {} workers: {what}", PROCESSES * TASKS);
+        let ratios = [
+            ("hand-off p50", targets.p50_max, seen.p50),
+            ("hand-off p99", targets.p99_max, seen.p99),
+        ];
+        for (name, most, ratio) in ratios {
+            if let Some(most) = most {
+                let target = format!("at most {most} × {}", self.measure);
+                report.target(what(name), target, times(ratio), at_most(ratio, most));
+            }
+        }
+        let most = targets.cycle_max;
+        let met = at_most(seen.count, f64::from(most) + CYCLE_SLACK);
+        let counted = what(&format!("{} a cycle", self.what));
+        report.target(counted, format!("at most {most}"), count_text(seen.count), met);
+        if targets.is_fair {
+            let met = at_least(seen.jain, 0.999);
+            report.target(what("Jain"), "at least 0.999", three(seen.jain), met);
+            let (back, met) = (what("given back while others wait"), !seen.is_given_back);
+            report.target(back, "0", seen.given_back.clone(), met);
+        }
+        if let Some(least) = targets.held_min {
+            let target = format!("at least {:.0} %", least * 100.0);
+            let met = at_least(seen.held, least);
+            report.target(what("held share"), target, percent(seen.held), met);
+        }
+        if let Some(most) = targets.stall_max {
+            let most_ns = most.as_nanos() as u64;
+            let target = format!("at most {}", span(Some(most_ns)));
+            let met = seen.stall_ns <= most_ns;
+            report.target(what("longest stall"), target, span(Some(seen.stall_ns)), met);
+        }
+        exclusion_target(report, store, seen.overlaps);
+    }
+
+    fn queue_targets(
+        &self,
+        report: &mut Report,
+        outcome: &Outcome<Turn>,
+        served: Served,
+        measure: Option<u64>,
+    ) {
+        let turns = || {
+            outcome.rounds.iter().filter_map(|turn| match turn {
+                Turn::Queue { took, count } => Some((*took, *count)),
+                _ => None,
+            })
+        };
+        let took = median(turns().map(|(took, _)| took));
+        let limit = measure.map(|measure| measure as f64 * QUEUE as f64);
+        let ratio = took.zip(limit).map(|(took, limit)| took / limit);
+        let shown = format!("{}, {}", span(took.map(|took| took as u64)), times(ratio));
+        let (target, met) = match served {
+            Served::Measures(most) => {
+                (format!("within {most} × {QUEUE} {}", self.measure), at_most(ratio, most))
+            }
+            Served::Within(most) => {
+                let target = format!("within {} ms", most.as_millis());
+                (target, at_most(took, most.as_nanos() as f64))
+            }
+        };
+        let store = self.store;
+        report.target(format!("{store}, {QUEUE} waiters served"), target, shown, met);
+        if let Some(most) = self.targets.grant_max {
+            let count = median(turns().filter_map(|(_, count)| count));
+            let met = at_most(count, f64::from(most) + GRANT_SLACK);
+            let what = format!("{store}, {QUEUE} waiters: {} a grant", self.what);
+            report.target(what, format!("at most {most}"), count_text(count), met);
+        }
+    }
+}
