@@ -413,3 +413,62 @@ impl Findings {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn limit(p50s: &[u64]) -> Outcome<Turn> {
+        let turn = |p50: &u64| Turn::Limit(Samples::new(vec![1, *p50, 1_000]));
+        let rounds = p50s.iter().map(turn).collect();
+        Outcome { name: "limit".into(), role: Role::Limit, rounds }
+    }
+
+    #[test]
+    fn limits_are_added_up_round_by_round() {
+        let sums = sums(&[limit(&[10, 20]), limit(&[300, 400])]);
+        let p50s: Vec<Option<u64>> = sums.iter().map(Samples::p50).collect();
+        assert_eq!(p50s, [Some(310), Some(420)]);
+    }
+
+    #[test]
+    fn targets_are_those_that_were_promised_and_exclusion() {
+        let hand_offs = crate::stats::HandOffs {
+            spans: Samples::new(vec![620]),
+            grants: 100,
+            held_share: 0.9,
+            jain: Some(1.0),
+            ..Default::default()
+        };
+        let round = Round { hand_offs, cores: 1.0, cycles: 100, overrun_ns: 5_000_000 };
+        let contest = Outcome {
+            name: "leasehold".into(),
+            role: Role::Ours,
+            rounds: vec![Turn::Contest { round, count: 2.04 }],
+        };
+        let limits = [limit(&[310])];
+        let targets = Targets {
+            p50_max: Some(1.5),
+            cycle_max: 2,
+            stall_max: Some(Duration::from_millis(4)),
+            ..Targets::default()
+        };
+        let (store, measure, what) = ("Store", "W", "requests");
+        let findings = Findings { store, measure, what, targets, limits: sums(&limits) };
+        let report = findings.report(&limits, &[contest]);
+        let seen: Vec<(&str, &str, bool)> = report
+            .targets()
+            .iter()
+            .map(|target| (target.what.as_str(), target.measured.as_str(), target.met))
+            .collect();
+        assert_eq!(
+            seen,
+            [
+                ("Store, 16 workers: hand-off p50", "2.00 ×", false),
+                ("Store, 16 workers: requests a cycle", "2.04", true),
+                ("Store, 16 workers: longest stall", "5.00 ms", false),
+                ("Store: one holder at a time", "0 overlaps", true),
+            ]
+        );
+    }
+}

@@ -124,3 +124,23 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
         run: ten_thousand_leases::run,
     },
 ];
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    #[test]
+    fn the_page_has_a_place_for_each_scenario_in_their_order() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let page = std::fs::read_to_string(root.join("docs/benchmarks.md")).unwrap();
+        let mut rest = page.as_str();
+        for Scenario { name, .. } in SCENARIOS {
+            for marker in [format!("<!-- begin {name} -->\n"), format!("<!-- end {name} -->\n")] {
+                let found = rest.split_once(&marker);
+                rest = found.unwrap_or_else(|| panic!("`{}` is missing", marker.trim())).1;
+            }
+        }
+    }
+}
