@@ -144,10 +144,10 @@ pub(crate) fn run(
     Ok(findings.report(limits, others))
 }
 
-/// A round, and what a cycle of it costs. What workers cost when they start and end cancels out:
-/// it is seen in a round that is over at once, in which each task has the lock once.
+/// A round, and what a cycle of it costs. What workers cost when they start, all at once, and end
+/// is in a shorter round as well; what the longer one costs more is that of its further cycles.
 fn contend(counter: &Counter<'_>, contest: &Contest) -> Result<Turn> {
-    let short = Contest { window: Duration::from_millis(1), ..contest.clone() };
+    let short = Contest { window: contest.window / 4, ..contest.clone() };
     let before = (counter.count)()?;
     let short = short.round()?;
     let between = (counter.count)()?;
