@@ -21,7 +21,7 @@ pub(crate) fn run(setting: &Setting, progress: &mut Progress) -> Result<Report> 
     let hand_off = HandOff {
         store: "etcd",
         url: server.url().to_owned(),
-        poll_url: Some(format!("{}?prefix=poll/", server.url())),
+        poll_url: format!("{}?prefix=poll/", server.url()),
         limits: vec![Limit::new("one wake-up (W)", wake)],
         measure: "W",
         counter: Counter { what: "proposals", count, look: 0 },

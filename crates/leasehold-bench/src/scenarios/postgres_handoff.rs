@@ -40,7 +40,7 @@ pub(crate) fn run(setting: &Setting, progress: &mut Progress) -> Result<Report> 
     let hand_off = HandOff {
         store: "PostgreSQL",
         url: url.to_owned(),
-        poll_url: Some(format!("{url}?schema=poll")),
+        poll_url: format!("{url}?schema=poll"),
         limits: vec![
             Limit::new("one NOTIFY wake-up", move || runtime.block_on(wake(url))),
             Limit::new("one flush", move || runtime.block_on(flush(&page))),

@@ -24,7 +24,7 @@ pub(crate) fn run(setting: &Setting, progress: &mut Progress) -> Result<Report> 
     let hand_off = HandOff {
         store: "Redis",
         url: server.url().to_owned(),
-        poll_url: Some(format!("{}?prefix=poll:", server.url())),
+        poll_url: format!("{}?prefix=poll:", server.url()),
         limits: vec![Limit::new("one wake-up (W)", wake)],
         measure: "W",
         counter: Counter { what: "commands", count, look: 1 },

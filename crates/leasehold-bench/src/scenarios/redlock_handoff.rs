@@ -29,7 +29,7 @@ pub(crate) fn run(setting: &Setting, progress: &mut Progress) -> Result<Report> 
     let hand_off = HandOff {
         store: "Redlock on 3",
         url: group.url().to_owned(),
-        poll_url: Some(format!("{}?prefix=poll:", group.url())),
+        poll_url: format!("{}?prefix=poll:", group.url()),
         limits: vec![Limit::new("one wake-up by one server (W)", wake)],
         measure: "W",
         counter: Counter { what: "commands", count, look: SERVERS as u64 },
