@@ -82,6 +82,10 @@ pub(crate) struct Round {
     pub(crate) hand_offs: HandOffs,
     /// CPU time of all workers together, in cores.
     pub(crate) cores: f64,
+    /// How often the lock was taken and given back, also after the window.
+    pub(crate) cycles: usize,
+    /// How long after the window the last worker was done: a stall at its end shows here alone.
+    pub(crate) overrun_ns: u64,
 }
 
 impl Contest {
@@ -102,18 +106,21 @@ impl Contest {
         for worker in &mut workers {
             writeln!(worker.input, "{start} {stop}")?;
         }
-        let (mut grants, mut cpu) = (Vec::new(), 0);
+        let (mut grants, mut cpu, mut cycles) = (Vec::new(), 0, 0);
         for (number, worker) in workers.into_iter().enumerate() {
             let text = worker.finish()?;
             let (first, rest) = text.split_once('\n').ok_or("a worker found nothing")?;
-            cpu += first.parse::<u64>()?;
+            let (cpu_ns, had) = first.split_once(' ').ok_or("a worker counted nothing")?;
+            cpu += cpu_ns.parse::<u64>()?;
+            cycles += had.parse::<usize>()?;
             for line in rest.lines() {
                 grants.push(grant(number * self.tasks, line)?);
             }
         }
+        let overrun_ns = now().saturating_sub(stop);
         let window = stop - start;
         let hand_offs = HandOffs::of(grants, self.workers * self.tasks, window);
-        Ok(Round { hand_offs, cores: cpu as f64 / window as f64 })
+        Ok(Round { hand_offs, cores: cpu as f64 / window as f64, cycles, overrun_ns })
     }
 }
 

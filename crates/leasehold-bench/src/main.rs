@@ -11,6 +11,7 @@ mod contender;
 mod contest;
 mod machine;
 mod progress;
+mod raw;
 mod report;
 mod scenarios;
 mod scratch;

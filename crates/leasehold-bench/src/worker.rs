@@ -9,7 +9,6 @@ use std::fs::File;
 use std::io::{self, BufRead, Write};
 use std::time::Duration;
 
-use futures_util::StreamExt;
 use leasehold::observe::{Measure, Observer};
 use leasehold::{Client, Lease, Mutex};
 use rustix::fs::FlockOperation;
@@ -17,6 +16,7 @@ use tokio::runtime::Runtime;
 
 use crate::Result;
 use crate::machine::{self, now, own_cpu};
+use crate::raw;
 
 /// The first argument of a worker.
 pub(crate) const ARGUMENT: &str = "worker";
@@ -63,7 +63,7 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
             contend(way_of(way)?, target, hold, tasks.parse()?)
         }
         ["queue", url, tasks] => queue(url, tasks.parse()?),
-        ["subscribe", url, channel] => subscribe(url, channel),
+        ["listen", kind, url] => listen(kind, url),
         ["wait", way, target] => wait(way_of(way)?, target),
         ["keep", url, count, seconds] => {
             keep(url, count.parse()?, Duration::from_secs(seconds.parse()?))
@@ -170,8 +170,9 @@ fn contend(way: Way, target: &str, hold: Duration, tasks: usize) -> Result<()> {
         let contending =
             (0..tasks).map(|_| QUEUED.scope(Cell::default(), grants(&lock, hold, stop)));
         let seen = futures_util::future::try_join_all(contending).await?;
-        let mut text = format!("{}\n", (own_cpu() - cpu).as_nanos());
-        for (task, seen) in seen.into_iter().enumerate() {
+        let cycles: usize = seen.iter().map(|(_, cycles)| cycles).sum();
+        let mut text = format!("{} {cycles}\n", (own_cpu() - cpu).as_nanos());
+        for (task, (seen, _)) in seen.into_iter().enumerate() {
             for [order, queued, granted, released] in seen {
                 writeln!(text, "{task} {order} {queued} {granted} {released}")?;
             }
@@ -181,9 +182,10 @@ fn contend(way: Way, target: &str, hold: Duration, tasks: usize) -> Result<()> {
     })
 }
 
-/// What one task saw until `stop`: order, queued, granted, released of each grant.
-async fn grants(lock: &Lock, hold: Duration, stop: u64) -> Result<Vec<[u64; 4]>> {
-    let mut seen = Vec::with_capacity(GRANTS_ROOM);
+/// What one task saw until `stop`: order, queued, granted, released of each grant. And how often
+/// it had the lock, the last time after `stop` included.
+async fn grants(lock: &Lock, hold: Duration, stop: u64) -> Result<(Vec<[u64; 4]>, usize)> {
+    let (mut seen, mut cycles) = (Vec::with_capacity(GRANTS_ROOM), 0);
     while now() < stop {
         let (held, queued) = lock.take().await?;
         let granted = now();
@@ -197,11 +199,12 @@ async fn grants(lock: &Lock, hold: Duration, stop: u64) -> Result<Vec<[u64; 4]>>
         }
         let released = now();
         lock.give_back(held).await?;
+        cycles += 1;
         if granted < stop {
             seen.push([order, queued.unwrap_or(0), granted, released.min(stop)]);
         }
     }
-    Ok(seen)
+    Ok((seen, cycles))
 }
 
 /// Takes the lock once in each of so many tasks, gives it back at once, and prints when the last
@@ -223,24 +226,15 @@ fn queue(url: &str, tasks: usize) -> Result<()> {
     })
 }
 
-/// Listens on a channel until the message `end`, and prints when each of the others came.
-fn subscribe(url: &str, channel: &str) -> Result<()> {
-    runtime()?.block_on(async {
-        let mut subscription = redis::Client::open(url)?.get_async_pubsub().await?;
-        subscription.subscribe(channel).await?;
-        println!("ready");
-        let mut messages = subscription.into_on_message();
-        let mut text = String::new();
-        while let Some(message) = messages.next().await {
-            let came = now();
-            if message.get_payload_bytes() == b"end" {
-                break;
-            }
-            writeln!(text, "{came}")?;
-        }
-        io::stdout().write_all(text.as_bytes())?;
-        Ok(())
-    })
+/// Listens at a store until it is told to end, and prints when each word came.
+fn listen(kind: &str, url: &str) -> Result<()> {
+    let came = runtime()?.block_on(raw::listen(kind, url))?;
+    let mut text = String::new();
+    for at in came {
+        writeln!(text, "{at}")?;
+    }
+    io::stdout().write_all(text.as_bytes())?;
+    Ok(())
 }
 
 /// Says that it is ready, and reads when to start and to stop.

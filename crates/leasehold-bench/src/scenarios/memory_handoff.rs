@@ -106,8 +106,9 @@ where
         grants.extend(runtime.block_on(task)??);
     }
     let cores = (own_cpu() - cpu).as_nanos() as f64 / (now() - begun) as f64;
+    let (cycles, overrun_ns) = (grants.len(), now().saturating_sub(stop));
     let hand_offs = HandOffs::of(grants, workers, window.as_nanos() as u64);
-    Ok(Round { hand_offs, cores })
+    Ok(Round { hand_offs, cores, cycles, overrun_ns })
 }
 
 async fn leasehold_worker(

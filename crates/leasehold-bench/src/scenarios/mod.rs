@@ -4,12 +4,19 @@
 //! tables are there already.
 
 mod command_start;
+mod etcd_handoff;
+mod etcd_pair;
+mod hand_off;
 mod hand_off_table;
 mod memory_handoff;
 mod memory_pair;
+mod pair;
+mod postgres_handoff;
+mod postgres_pair;
 mod redis_handoff;
 mod redis_line;
 mod redis_pair;
+mod redlock_handoff;
 mod sqlite_handoff;
 mod sqlite_idle_waiters;
 mod sqlite_pair;
@@ -82,6 +89,31 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     },
     Scenario { name: "redis_line", about: "what a long line costs", run: redis_line::run },
     Scenario {
+        name: "redlock_handoff",
+        about: "from one process to the next through three Redis servers",
+        run: redlock_handoff::run,
+    },
+    Scenario {
+        name: "postgres_pair",
+        about: "lock and give back in PostgreSQL, nobody else wants the name",
+        run: postgres_pair::run,
+    },
+    Scenario {
+        name: "postgres_handoff",
+        about: "from one process to the next through PostgreSQL",
+        run: postgres_handoff::run,
+    },
+    Scenario {
+        name: "etcd_pair",
+        about: "lock and give back in etcd, nobody else wants the name",
+        run: etcd_pair::run,
+    },
+    Scenario {
+        name: "etcd_handoff",
+        about: "from one process to the next through etcd",
+        run: etcd_handoff::run,
+    },
+    Scenario {
         name: "command_start",
         about: "a command under a lock, start-up included",
         run: command_start::run,
@@ -92,3 +124,23 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
         run: ten_thousand_leases::run,
     },
 ];
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    #[test]
+    fn the_page_has_a_place_for_each_scenario_in_their_order() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let page = std::fs::read_to_string(root.join("docs/benchmarks.md")).unwrap();
+        let mut rest = page.as_str();
+        for Scenario { name, .. } in SCENARIOS {
+            for marker in [format!("<!-- begin {name} -->\n"), format!("<!-- end {name} -->\n")] {
+                let found = rest.split_once(&marker);
+                rest = found.unwrap_or_else(|| panic!("`{}` is missing", marker.trim())).1;
+            }
+        }
+    }
+}

@@ -14,14 +14,12 @@ use rustix::fs::FlockOperation;
 
 use crate::Result;
 use crate::contender::{Contender, Outcome, Role, take_turns};
-use crate::machine::now;
 use crate::progress::Progress;
 use crate::report::{Report, Table, span, times};
 use crate::scenarios::Setting;
+use crate::scenarios::pair::{DROPPED, RELEASED, each};
 use crate::stats::{Samples, ratio_of_rounds};
 
-const RELEASED: &str = "leasehold, lock + release";
-const DROPPED: &str = "leasehold, lock + drop";
 const EMPTY: &str = "two transactions without a statement";
 const ONE_ROW: &str = "two transactions that change one row";
 const FLOCK: &str = "flock(2), lock + unlock";
@@ -93,17 +91,6 @@ fn one_row(db: &Connection) -> Result<()> {
     db.prepare_cached("UPDATE one SET n = n + 1")?.execute([])?;
     db.prepare_cached("COMMIT")?.execute([])?;
     Ok(())
-}
-
-/// Times each of so many pairs.
-async fn each(pairs: usize, pair: impl AsyncFn() -> Result<()>) -> Result<Samples> {
-    let mut spans = Vec::with_capacity(pairs);
-    for _ in 0..pairs {
-        let begun = now();
-        pair().await?;
-        spans.push(now() - begun);
-    }
-    Ok(Samples::new(spans))
 }
 
 fn report(outcomes: &[Outcome<Samples>]) -> Report {

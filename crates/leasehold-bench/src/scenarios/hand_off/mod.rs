@@ -1,0 +1,204 @@
+//! Hand-off through a server, alike for all of them: 16 workers in 4 processes that each keep the
+//! lock for a millisecond, and 200 waiters who want it once.
+//!
+//! What the store needs to wake somebody is measured in the same run, and is what hand-offs are
+//! compared with. Which targets there are is left to each store's scenario.
+
+mod findings;
+
+use std::time::Duration;
+
+use leasehold::engine::Query;
+
+use crate::Result;
+use crate::contender::{Contender, Role, take_turns};
+use crate::contest::{Contest, Round, Worker};
+use crate::machine::now;
+use crate::progress::Progress;
+use crate::raw::HOLD;
+use crate::report::Report;
+use crate::scenarios::Setting;
+use crate::stats::Samples;
+use crate::worker::{NAME, Way};
+use findings::{Findings, sums};
+
+pub(crate) const PROCESSES: usize = 4;
+/// In each of them.
+pub(crate) const TASKS: usize = 4;
+/// Waiters that want the lock once.
+const QUEUE: usize = 200;
+
+/// The window for a store whose hand-offs take a millisecond and more: with fewer than 16 grants
+/// each, equal shares can differ by so much in one grant that Jain's index is below its target.
+pub(crate) fn long_window(setting: &Setting) -> Duration {
+    Duration::from_millis(setting.either(600, 1_500))
+}
+
+/// What differs from store to store.
+pub(crate) struct HandOff<'a> {
+    /// The store as the targets name it.
+    pub(crate) store: &'static str,
+    pub(crate) url: String,
+    /// Where those who ask every 10 ms do so; in nobody's way.
+    pub(crate) poll_url: String,
+    /// What a hand-off cannot do without: it is compared with the sum of their p50s.
+    pub(crate) limits: Vec<Limit<'a>>,
+    /// What that sum is called.
+    pub(crate) measure: &'static str,
+    pub(crate) counter: Counter<'a>,
+    /// How long the workers contend in a round.
+    pub(crate) window: Duration,
+    pub(crate) targets: Targets,
+}
+
+/// One thing that a hand-off cannot do without, and how it is measured.
+pub(crate) struct Limit<'a> {
+    name: &'static str,
+    round: Box<dyn FnMut() -> Result<Samples> + 'a>,
+}
+
+impl<'a> Limit<'a> {
+    pub(crate) fn new(name: &'static str, round: impl FnMut() -> Result<Samples> + 'a) -> Self {
+        Self { name, round: Box::new(round) }
+    }
+}
+
+/// What the server counts.
+pub(crate) struct Counter<'a> {
+    pub(crate) what: &'static str,
+    pub(crate) count: Box<dyn Fn() -> Result<u64> + 'a>,
+    /// What one look at the line adds to it.
+    pub(crate) look: u64,
+}
+
+/// What was promised; what was not is shown all the same.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Targets {
+    /// The hand-off, in times of the measure.
+    pub(crate) p50_max: Option<f64>,
+    pub(crate) p99_max: Option<f64>,
+    /// How often the server counts in a cycle.
+    pub(crate) cycle_max: u32,
+    /// Jain's index of at least 0.999, and nothing given back while others wait.
+    pub(crate) is_fair: bool,
+    pub(crate) held_min: Option<f64>,
+    /// The longest time in which nobody had the lock although somebody wanted it.
+    pub(crate) stall_max: Option<Duration>,
+    /// 200 waiters; they are left out if there is no target.
+    pub(crate) queue: Option<Served>,
+    /// How often the server counts for a grant to one of them.
+    pub(crate) grant_max: Option<u32>,
+}
+
+/// When the last of 200 waiters is to have had the lock.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Served {
+    /// Within so many times what 200 times the measure takes.
+    Measures(f64),
+    Within(Duration),
+}
+
+/// What one turn gave.
+enum Turn {
+    Limit(Samples),
+    Contest { round: Round, count: f64 },
+    Queue { took: f64, count: Option<f64> },
+}
+
+/// Measures, and puts table and targets into a report.
+pub(crate) fn run(
+    setting: &Setting,
+    progress: &mut Progress,
+    hand_off: HandOff<'_>,
+) -> Result<Report> {
+    let HandOff { store, url, poll_url, limits, measure, counter, window, targets } = hand_off;
+    let limits_count = limits.len();
+    let (url, counter) = (&url, &counter);
+    let contest = Contest {
+        way: Way::Line,
+        target: url.clone(),
+        workers: PROCESSES,
+        tasks: TASKS,
+        hold: HOLD,
+        window,
+    };
+    let poll = Contest { way: Way::Poll, target: poll_url, ..contest.clone() };
+    let mut contenders: Vec<Contender<'_, Turn>> = Vec::new();
+    for Limit { name, mut round } in limits {
+        contenders.push(Contender::new(Role::Limit, name, move || round().map(Turn::Limit)));
+    }
+    contenders.push(Contender::new(Role::Ours, "leasehold", move || contend(counter, &contest)));
+    if targets.queue.is_some() {
+        let counter = targets.grant_max.map(|_| counter);
+        let round = move || queue(counter, url);
+        contenders.push(Contender::new(Role::Ours, "leasehold, 200 waiters", round));
+    }
+    let round = move || contend(counter, &poll);
+    contenders.push(Contender::new(Role::Rival, "asking every 10 ms", round));
+    let outcomes = take_turns(contenders, setting.either(3, 12), progress)?;
+    let (limits, others) = outcomes.split_at(limits_count);
+    let findings = Findings { store, measure, what: counter.what, targets, limits: sums(limits) };
+    Ok(findings.report(limits, others))
+}
+
+/// A round, and what a cycle of it costs. What workers cost when they start, all at once, and end
+/// is in a shorter round as well; what the longer one costs more is that of its further cycles.
+fn contend(counter: &Counter<'_>, contest: &Contest) -> Result<Turn> {
+    let short = Contest { window: contest.window / 4, ..contest.clone() };
+    let before = (counter.count)()?;
+    let short = short.round()?;
+    let between = (counter.count)()?;
+    let round = contest.round()?;
+    let after = (counter.count)()?;
+    let count = (after - between) as f64 - (between - before) as f64;
+    let cycles = round.cycles.saturating_sub(short.cycles).max(1);
+    Ok(Turn::Contest { count: count / cycles as f64, round })
+}
+
+/// From the release that lets the first of 200 waiters in until the last one has the lock.
+fn queue(counter: Option<&Counter<'_>>, url: &str) -> Result<Turn> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let before = counter.map(|counter| (counter.count)()).transpose()?;
+    let client = runtime.block_on(leasehold::connect(url))?;
+    let lease = runtime.block_on(client.mutex(NAME).lock())?;
+    let mut workers = Vec::new();
+    for _ in 0..PROCESSES {
+        let tasks = (QUEUE / PROCESSES).to_string();
+        workers.push(Worker::start(&["queue", url, &tasks])?);
+    }
+    for worker in &mut workers {
+        worker.ready()?;
+    }
+    let (begun, looks) = runtime.block_on(async {
+        let looks = until_waiting(&client, QUEUE).await?;
+        let begun = now();
+        lease.release().await?;
+        Ok::<(u64, u64), leasehold::Error>((begun, looks))
+    })?;
+    let mut last = begun;
+    for worker in workers {
+        last = last.max(worker.finish()?.trim().parse()?);
+    }
+    let count = match (counter, before) {
+        (Some(counter), Some(before)) => {
+            let own = looks * counter.look;
+            Some((((counter.count)()? - before).saturating_sub(own)) as f64 / QUEUE as f64)
+        }
+        _ => None,
+    };
+    Ok(Turn::Queue { took: (last - begun) as f64, count })
+}
+
+/// Waits until so many are in line; returns how often it looked.
+pub(crate) async fn until_waiting(
+    client: &leasehold::Client,
+    waiters: usize,
+) -> leasehold::Result<u64> {
+    let query = Query::name(leasehold::Name::new(NAME)?);
+    let mut looks = 1;
+    while client.inspect(&query).await?.lines.iter().all(|line| line.waiting.len() < waiters) {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+        looks += 1;
+    }
+    Ok(looks)
+}

@@ -1,0 +1,167 @@
+//! Pairs through a server, alike for all of them: lock a name nobody else wants and give it back,
+//! beside the same store without a lock on top. Alone, and with 64 tasks on names of their own.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use futures_util::future::try_join_all;
+use leasehold::{Client, Mutex};
+use tokio::runtime::Runtime;
+
+use crate::Result;
+use crate::contender::{Contender, Outcome, Role, take_turns};
+use crate::machine::now;
+use crate::progress::Progress;
+use crate::report::{Report, Table, digits, span, times};
+use crate::stats::{Samples, median, ratio_of_rounds};
+
+pub(crate) const RELEASED: &str = "leasehold, lock + release";
+pub(crate) const DROPPED: &str = "leasehold, lock + drop";
+
+/// Names that take turns, so that a lease which is still being given back is in nobody's way.
+const NAMES: usize = 64;
+pub(crate) const TASKS: usize = 64;
+
+/// Names that nobody else wants, and the runtime on which they are locked.
+pub(crate) struct Ours<'a> {
+    pub(crate) runtime: &'a Runtime,
+    mutexes: Vec<Mutex>,
+    next: AtomicUsize,
+}
+
+impl<'a> Ours<'a> {
+    pub(crate) fn new(runtime: &'a Runtime, client: &Client) -> Self {
+        let mutexes =
+            (0..NAMES).map(|number| client.mutex(format!("order:{number}:settle"))).collect();
+        Self { runtime, mutexes, next: AtomicUsize::new(0) }
+    }
+
+    fn next(&self) -> &Mutex {
+        &self.mutexes[self.next.fetch_add(1, Ordering::Relaxed) % NAMES]
+    }
+
+    /// Lock and release, and lock and drop, one pair after the other.
+    pub(crate) fn alone(&self, pairs: usize) -> Vec<Contender<'_, Samples>> {
+        let released = move || {
+            self.runtime.block_on(each(pairs, async || {
+                self.next().lock().await?.release().await?;
+                Ok(())
+            }))
+        };
+        let dropped = move || {
+            self.runtime.block_on(each(pairs, async || {
+                drop(self.next().lock().await?);
+                Ok(())
+            }))
+        };
+        vec![
+            Contender::new(Role::Ours, RELEASED, released),
+            Contender::new(Role::Ours, DROPPED, dropped),
+        ]
+    }
+
+    /// Lock and release in all tasks at a time.
+    pub(crate) fn together(&self, pairs: usize) -> Contender<'_, f64> {
+        Contender::new(Role::Ours, RELEASED, move || {
+            self.runtime.block_on(rate(pairs, async |task| {
+                self.mutexes[task].lock().await?.release().await?;
+                Ok(())
+            }))
+        })
+    }
+}
+
+/// What pairs are compared with, and what was promised.
+pub(crate) struct Base {
+    /// The store as the targets name it.
+    pub(crate) store: &'static str,
+    /// The contender that the ratios are to, and what it is called in words.
+    pub(crate) name: &'static str,
+    pub(crate) label: &'static str,
+    /// The most that a pair of ours may take, in times of the base.
+    pub(crate) most: &'static [(&'static str, f64)],
+}
+
+/// Lets pairs take turns, and puts table and targets into the report.
+pub(crate) fn alone(
+    contenders: Vec<Contender<'_, Samples>>,
+    rounds: usize,
+    base: &Base,
+    (progress, report): (&mut Progress, &mut Report),
+) -> Result<()> {
+    let outcomes = take_turns(contenders, rounds, progress)?;
+    let base_rounds = rounds_of(&outcomes, base.name);
+    let ratio = format!("to {}", base.label);
+    let mut table = Table::new(["pair", "role", "p50", "p99", &ratio]);
+    for outcome in &outcomes {
+        let all = Samples::pooled(&outcome.rounds);
+        table.row([
+            outcome.name.clone(),
+            outcome.role.word().into(),
+            span(all.p50()),
+            span(all.p99()),
+            times(ratio_of_rounds(&outcome.rounds, base_rounds)),
+        ]);
+    }
+    report.table(table);
+    for (name, most) in base.most {
+        let ratio = ratio_of_rounds(rounds_of(&outcomes, name), base_rounds);
+        let met = ratio.is_some_and(|ratio| ratio <= *most);
+        let target = format!("at most {most} × {}", base.label);
+        report.target(format!("{} pair: {name}", base.store), target, times(ratio), met);
+    }
+    Ok(())
+}
+
+/// Lets 64 tasks of ours and of the store alone take turns; ours are to make at least that share
+/// of the other's pairs.
+pub(crate) fn together(
+    ours: Contender<'_, f64>,
+    raw: Contender<'_, f64>,
+    rounds: usize,
+    (store, least): (&str, f64),
+    (progress, report): (&mut Progress, &mut Report),
+) -> Result<()> {
+    let outcomes = take_turns(vec![ours, raw], rounds, progress)?;
+    let mut table = Table::new(["64 tasks, names of their own", "role", "pairs/s"]);
+    for outcome in &outcomes {
+        let rate = median(outcome.rounds.iter().copied()).map_or_else(String::new, digits);
+        table.row([outcome.name.clone(), outcome.role.word().into(), rate]);
+    }
+    report.table(table);
+    let ratios = outcomes[0].rounds.iter().zip(&outcomes[1].rounds).map(|(ours, raw)| ours / raw);
+    let ratio = median(ratios);
+    let met = ratio.is_some_and(|ratio| ratio >= least);
+    let what = format!("{store}, {TASKS} tasks on distinct names");
+    report.target(what, format!("at least {least} × raw"), times(ratio), met);
+    Ok(())
+}
+
+fn rounds_of<'a>(outcomes: &'a [Outcome<Samples>], name: &str) -> &'a [Samples] {
+    let found = outcomes.iter().find(|outcome| outcome.name == name);
+    found.map(|outcome| outcome.rounds.as_slice()).unwrap_or_default()
+}
+
+/// Times each of so many pairs.
+pub(crate) async fn each(pairs: usize, pair: impl AsyncFn() -> Result<()>) -> Result<Samples> {
+    let mut spans = Vec::with_capacity(pairs);
+    for _ in 0..pairs {
+        let begun = now();
+        pair().await?;
+        spans.push(now() - begun);
+    }
+    Ok(Samples::new(spans))
+}
+
+/// Pairs a second when all tasks do so many of them side by side.
+pub(crate) async fn rate(pairs: usize, pair: impl AsyncFn(usize) -> Result<()>) -> Result<f64> {
+    let begun = now();
+    let pair = &pair;
+    try_join_all((0..TASKS).map(|task| async move {
+        for _ in 0..pairs {
+            pair(task).await?;
+        }
+        Ok::<(), Box<dyn std::error::Error + Send + Sync>>(())
+    }))
+    .await?;
+    Ok((TASKS * pairs) as f64 / ((now() - begun) as f64 / 1e9))
+}

@@ -1,0 +1,67 @@
+//! The pair in PostgreSQL's lease table: lock a name nobody else wants and give it back, beside a
+//! plain upsert and delete of one row over the same kind of connection, prepared beforehand.
+//!
+//! Commits wait for the disk. A plain pair flushes the log twice; a release need not be flushed,
+//! because losing one only delays somebody.
+
+use leasehold_testkit::servers;
+use tokio_postgres::Statement;
+
+use crate::Result;
+use crate::contender::{Contender, Role};
+use crate::progress::Progress;
+use crate::raw::postgres::Postgres;
+use crate::report::Report;
+use crate::scenarios::Setting;
+use crate::scenarios::pair::{self, Base, Ours, RELEASED, each};
+
+const RAW: &str = "plain upsert + delete";
+const BASE: Base = Base { store: "PostgreSQL", name: RAW, label: RAW, most: &[(RELEASED, 0.6)] };
+
+const TABLE: &str = "CREATE TABLE bench_locks (
+    name text PRIMARY KEY, holder text NOT NULL, expires timestamptz NOT NULL)";
+const UPSERT: &str = "INSERT INTO bench_locks VALUES ($1, $2, now() + interval '30 s')
+    ON CONFLICT (name) DO UPDATE SET holder = excluded.holder, expires = excluded.expires";
+const DELETE: &str = "DELETE FROM bench_locks WHERE name = $1 AND holder = $2";
+
+pub(crate) fn run(setting: &Setting, progress: &mut Progress) -> Result<Report> {
+    let server = servers::Postgres::new().fsync(true).setting("synchronous_commit", "on");
+    let server = server.start_blocking()?;
+    let runtime = &tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let client = runtime.block_on(leasehold::connect(server.url()))?;
+    let raw = &runtime.block_on(Raw::open(server.url()))?;
+    let ours = Ours::new(runtime, &client);
+    let mut report = Report::default();
+    let pairs = setting.either(50, 100);
+    let mut contenders = ours.alone(pairs);
+    contenders.push(Contender::new(Role::Limit, RAW, move || {
+        runtime.block_on(each(pairs, async || raw.pair().await))
+    }));
+    pair::alone(contenders, setting.either(5, 30), &BASE, (progress, &mut report))?;
+    Ok(report)
+}
+
+/// A table of rows that somebody would take for locks.
+struct Raw {
+    postgres: Postgres,
+    upsert: Statement,
+    delete: Statement,
+}
+
+impl Raw {
+    async fn open(url: &str) -> Result<Self> {
+        let postgres = Postgres::connect(url).await?;
+        let client = &postgres.client;
+        client.batch_execute(TABLE).await?;
+        let (upsert, delete) = (client.prepare(UPSERT).await?, client.prepare(DELETE).await?);
+        Ok(Self { postgres, upsert, delete })
+    }
+
+    async fn pair(&self) -> Result<()> {
+        let (name, holder) = ("order:42:settle", "0123456789abcdef0123456789abcdef");
+        let client = &self.postgres.client;
+        client.execute(&self.upsert, &[&name, &holder]).await?;
+        client.execute(&self.delete, &[&name, &holder]).await?;
+        Ok(())
+    }
+}
