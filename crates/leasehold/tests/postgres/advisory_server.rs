@@ -229,12 +229,15 @@ async fn f72_fences_of_a_promoted_standby_are_above_all_before_although_it_lagge
 
 #[tokio::test]
 async fn f73_a_pooling_proxy_is_refused_with_the_reason_and_the_alternative() {
-    let pooler = Pgbouncer::before(server()).start().await.expect("a pooler");
-    let url = pooler.url().replace("postgres://", "postgres+advisory://");
-    let error = connect(&url).await.expect_err("refused");
-    assert!(matches!(error, Error::Config(Config::Unsupported { .. })), "{error:?}");
-    let text = error.to_string();
-    assert!(text.contains("PgBouncer") && text.contains("`postgres://`"), "{text}");
+    // One refuses what a session is to be, the other drops it.
+    for ignored in ["", "options"] {
+        let pooler = Pgbouncer::before(server()).ignore(ignored).start().await.expect("a pooler");
+        let url = pooler.url().replace("postgres://", "postgres+advisory://");
+        let error = connect(&url).await.expect_err("refused");
+        assert!(matches!(error, Error::Config(Config::Unsupported { .. })), "{error:?}");
+        let text = error.to_string();
+        assert!(text.contains("PgBouncer") && text.contains("`postgres://`"), "{text}");
+    }
 }
 
 #[tokio::test]
