@@ -24,17 +24,24 @@ const PACKAGE: &str = "pgbouncer";
 pub struct Pgbouncer {
     server_port: u16,
     pool_size: u32,
+    ignored: &'static str,
 }
 
 impl Pgbouncer {
     /// A proxy before `server`, with a few connections to it.
     pub fn before(server: &Server) -> Pgbouncer {
-        Pgbouncer { server_port: server.port(), pool_size: 4 }
+        Pgbouncer { server_port: server.port(), pool_size: 4, ignored: "" }
     }
 
     /// How many connections to the server there are at most.
     pub fn pool_size(mut self, connections: u32) -> Pgbouncer {
         self.pool_size = connections;
+        self
+    }
+
+    /// Drops these parameters of start-up messages, separated by commas, instead of refusing them.
+    pub fn ignore(mut self, parameters: &'static str) -> Pgbouncer {
+        self.ignored = parameters;
         self
     }
 
@@ -55,11 +62,13 @@ impl Pgbouncer {
         let text = format!(
             "[databases]\n* = host=127.0.0.1 port={}\n[pgbouncer]\nlisten_addr = 127.0.0.1\n\
              listen_port = {}\nunix_socket_dir =\nauth_type = trust\nauth_file = {}\n\
-             pool_mode = transaction\ndefault_pool_size = {}\nmax_client_conn = 500\n",
+             pool_mode = transaction\ndefault_pool_size = {}\nmax_client_conn = 500\n\
+             ignore_startup_parameters = {}\n",
             self.server_port,
             port.number(),
             users.display(),
             self.pool_size,
+            self.ignored,
         );
         let doing = || "write the settings of `pgbouncer`".to_owned();
         fs::write(&settings, text).doing(doing)?;

@@ -120,12 +120,14 @@ async fn f26_a_grant_that_is_slower_than_its_ttl_is_refused_and_cleaned() {
 async fn f28_heartbeats_keep_a_connection_that_would_be_cut_when_idle() {
     let lab = Lab::new("").await;
     let (client, other) = lab.clients().await;
-    let lease = client.mutex("n").ttl(Duration::from_millis(500)).lock().await.expect("a lease");
+    let ttl = Duration::from_secs(4);
+    let lease = client.mutex("n").ttl(ttl).lock().await.expect("a lease");
     let begun = lease.safe_until();
-    lab.proxy.cut_idle(Duration::from_secs(2));
-    until("several ttls", async || {
+    // A heartbeat comes after 60 % of the ttl; without one, the connection would be cut.
+    lab.proxy.cut_idle(ttl);
+    until("several renewals", async || {
         assert!(lease.is_held());
-        lease.safe_until().since(begun) > Duration::from_secs(4)
+        lease.safe_until().since(begun) > ttl * 3 / 2
     })
     .await;
     assert!(other.mutex("n").try_lock().await.expect("an answer").is_none());

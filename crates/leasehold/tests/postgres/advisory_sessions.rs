@@ -41,6 +41,31 @@ async fn many_locks_are_on_one_session() {
 }
 
 #[tokio::test]
+async fn claims_of_one_client_exclude_each_other_although_a_session_may_lock_twice() {
+    let url = advisory_on(server());
+    let client = connect(&url).await.expect("connected");
+    // The same ttl, so that all of them would go to the same session.
+    let writer = client.claim("n");
+    let reader = client.claim("n").mode(Mode::Shared);
+    let lease = writer.acquire().await.expect("a lease");
+    assert!(writer.try_acquire().await.expect("an answer").is_none());
+    assert!(reader.try_acquire().await.expect("an answer").is_none());
+    let next = waiter(writer.clone());
+    until_waiting(&client, "n", 1).await;
+    lease.release().await.expect("an answer");
+    let lease = granted(next).await;
+    assert!(writer.try_acquire().await.expect("an answer").is_none());
+    lease.release().await.expect("an answer");
+    let first = reader.acquire().await.expect("a lease");
+    let second = reader.acquire().await.expect("a lease");
+    assert!(writer.try_acquire().await.expect("an answer").is_none());
+    first.release().await.expect("an answer");
+    assert!(writer.try_acquire().await.expect("an answer").is_none(), "one still reads");
+    second.release().await.expect("an answer");
+    assert!(writer.try_acquire().await.expect("an answer").is_some());
+}
+
+#[tokio::test]
 async fn f27_a_wait_without_a_session_left_is_refused_at_once_and_the_others_go_on() {
     let url = format!("{}?connections=3", advisory_on(server()));
     let client = connect(&url).await.expect("connected");

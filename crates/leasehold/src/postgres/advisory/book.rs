@@ -169,13 +169,12 @@ impl Book {
         tokens.filter_map(|token| self.claims.get(token))
     }
 
-    /// A claim of this client that stands in the way of another.
+    /// A claim of this client that stands in the way of another: one that holds or is about to.
+    /// One that is being given back may be gone for the server already, which is asked then.
     pub(super) fn obstacle(&self, on: AdvisoryKey, shared: bool) -> Option<&Entry> {
-        let mut there = self
-            .on(on)
-            .filter(|entry| !matches!(entry.place, Place::Waiting { .. }))
-            .filter(|entry| entry.session().is_some());
-        there.find(|entry| !(shared && entry.shared))
+        let there =
+            |entry: &&Entry| matches!(entry.place, Place::Held { .. } | Place::Taking { .. });
+        self.on(on).filter(there).find(|entry| !(shared && entry.shared))
     }
 
     /// A session to take a lock on; the claim is on it from here on.
@@ -203,11 +202,14 @@ impl Book {
         }
     }
 
-    /// A session on which a reader may share the key with another.
+    /// A session on which a reader may share the key with others.
     fn stack(&self, on: AdvisoryKey, shared: bool) -> Option<u64> {
-        let readers = shared && self.obstacle(on, true).is_none();
-        let mut usable = self.seats.values().filter(|seat| seat.is_usable());
-        readers.then(|| usable.next().map(|seat| seat.session.id)).flatten()
+        let only_readers = |seat: &&Seat| {
+            let mut there = self.on(on).filter(|e| e.session() == Some(seat.session.id));
+            there.all(|entry| entry.shared && !matches!(entry.place, Place::Leaving { .. }))
+        };
+        let mut usable = self.seats.values().filter(|seat| shared && seat.is_usable());
+        usable.find(only_readers).map(|seat| seat.session.id)
     }
 
     /// A session of its own to wait on; the claim is on it from here on.
