@@ -10,6 +10,7 @@ mod ask;
 mod book;
 mod detail;
 mod doctor;
+mod driver;
 mod failure;
 mod feed;
 mod keep;
