@@ -320,8 +320,8 @@ pub(super) async fn visit(inner: &Inner, key: &ClaimKey, ttl: Duration) -> Resul
             _ => {}
         }
     }
-    // If the client that made it lives on, the session is its own again in a moment, with the timeout
-    // that it asked for.
+    // If the client that made it lives on, the session is its own again in a moment, with the
+    // timeout that it asked for.
     let longer = session.timeout().saturating_sub(timeout_for(detail.ttl));
     let kept = Kept { sent, safe_until: reply.safe_until - longer };
     let holds = holds(modes(&lineup.entries[..at]), lineup.entries[at].mode);
