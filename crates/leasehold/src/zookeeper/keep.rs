@@ -288,7 +288,8 @@ pub(super) async fn visit(inner: &Inner, key: &ClaimKey, ttl: Duration) -> Resul
         return out(inner, &reader, name).await;
     };
     let sent = SystemClock.now();
-    let identity = Detail::decode(&data).identity(token, ours.session);
+    let detail = Detail::decode(&data);
+    let identity = detail.identity(token, ours.session);
     let span = timeout_for(ttl);
     let session = match Session::open(inner.pool.servers(), span, Some(identity)).await {
         Ok(session) => session,
@@ -319,7 +320,10 @@ pub(super) async fn visit(inner: &Inner, key: &ClaimKey, ttl: Duration) -> Resul
             _ => {}
         }
     }
-    let kept = Kept { sent, safe_until: reply.safe_until };
+    // If the client that made it lives on, the session is its own again in a moment, with the
+    // timeout that it asked for.
+    let longer = session.timeout().saturating_sub(timeout_for(detail.ttl));
+    let kept = Kept { sent, safe_until: reply.safe_until - longer };
     let holds = holds(modes(&lineup.entries[..at]), lineup.entries[at].mode);
     Ok(match holds {
         true => {

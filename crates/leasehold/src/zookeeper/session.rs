@@ -99,7 +99,7 @@ pub(super) enum Wish {
 }
 
 /// How a session is.
-#[derive(Debug, Clone, Default)]
+#[derive(Clone, Default)]
 pub(super) struct Status {
     pub(super) id: i64,
     pub(super) password: Vec<u8>,

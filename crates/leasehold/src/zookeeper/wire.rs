@@ -322,7 +322,7 @@ pub(super) fn read_children(body: &[u8]) -> Result<Vec<String>, Odd> {
 }
 
 /// What is asked at the beginning of a connection.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub(super) struct Hello {
     pub(super) seen: i64,
     pub(super) timeout_ms: i32,
