@@ -3,12 +3,13 @@
 //! A worker speaks over its standard input and output: `ready`, then orders, then what it saw.
 //! Nothing is written while it measures. Starting workers and reading them is in `contest.rs`.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::fmt::Write as _;
 use std::fs::File;
 use std::io::{self, BufRead, Write};
 use std::time::Duration;
 
+use futures_util::future::try_join_all;
 use leasehold::observe::{Measure, Observer};
 use leasehold::{Client, Lease, Mutex};
 use rustix::fs::FlockOperation;
@@ -17,6 +18,7 @@ use tokio::runtime::Runtime;
 use crate::Result;
 use crate::machine::{self, now, own_cpu};
 use crate::raw;
+use crate::raw::postgres::Session;
 
 /// The first argument of a worker.
 pub(crate) const ARGUMENT: &str = "worker";
@@ -40,16 +42,19 @@ pub(crate) enum Way {
     Poll,
     /// It waits in `flock(2)` on a file.
     Flock,
+    /// It waits in `pg_advisory_lock`, on a session of its own.
+    Advisory,
 }
 
 impl Way {
-    const ALL: [Way; 3] = [Way::Line, Way::Poll, Way::Flock];
+    const ALL: [Way; 4] = [Way::Line, Way::Poll, Way::Flock, Way::Advisory];
 
     pub(crate) fn word(self) -> &'static str {
         match self {
             Way::Line => "line",
             Way::Poll => "poll",
             Way::Flock => "flock",
+            Way::Advisory => "advisory",
         }
     }
 }
@@ -101,18 +106,29 @@ impl Observer for Queued {
 
 /// A lock, however it is got.
 enum Lock {
-    Store { mutex: Mutex, poll: bool },
+    Store {
+        mutex: Mutex,
+        poll: bool,
+    },
     File(File),
+    /// Sessions that nobody waits on.
+    Sessions(RefCell<Vec<Session>>),
 }
 
 /// A lock that is held.
 enum Held {
     Lease(Lease),
     File,
+    Session(Session),
 }
 
 impl Lock {
-    async fn open(way: Way, target: &str) -> Result<Self> {
+    /// Opens what so many tasks need.
+    async fn open(way: Way, target: &str, tasks: usize) -> Result<Self> {
+        if way == Way::Advisory {
+            let sessions = try_join_all((0..tasks).map(|_| Session::open(target))).await?;
+            return Ok(Lock::Sessions(RefCell::new(sessions)));
+        }
         if way == Way::Flock {
             return Ok(Lock::File(File::create(target)?));
         }
@@ -146,6 +162,13 @@ impl Lock {
                 rustix::fs::flock(file, FlockOperation::LockExclusive)?;
                 Ok((Held::File, Some(queued)))
             }
+            Lock::Sessions(free) => {
+                let session = free.borrow_mut().pop().ok_or("more tasks than sessions")?;
+                // The server does not say whether it had to wait.
+                let queued = now();
+                session.lock().await?;
+                Ok((Held::Session(session), Some(queued)))
+            }
         }
     }
 
@@ -153,7 +176,11 @@ impl Lock {
         match (self, held) {
             (Lock::File(file), _) => rustix::fs::flock(file, FlockOperation::Unlock)?,
             (Lock::Store { .. }, Held::Lease(lease)) => drop(lease.release().await?),
-            (Lock::Store { .. }, Held::File) => {}
+            (Lock::Sessions(free), Held::Session(session)) => {
+                session.unlock().await?;
+                free.borrow_mut().push(session);
+            }
+            (Lock::Store { .. } | Lock::Sessions(_), _) => {}
         }
         Ok(())
     }
@@ -163,13 +190,13 @@ impl Lock {
 /// of one thread.
 fn contend(way: Way, target: &str, hold: Duration, tasks: usize) -> Result<()> {
     runtime()?.block_on(async {
-        let lock = Lock::open(way, target).await?;
+        let lock = Lock::open(way, target, tasks).await?;
         let (start, stop) = rendezvous()?;
         std::thread::sleep(Duration::from_nanos(start.saturating_sub(now())));
         let cpu = own_cpu();
         let contending =
             (0..tasks).map(|_| QUEUED.scope(Cell::default(), grants(&lock, hold, stop)));
-        let seen = futures_util::future::try_join_all(contending).await?;
+        let seen = try_join_all(contending).await?;
         let cycles: usize = seen.iter().map(|(_, cycles)| cycles).sum();
         let mut text = format!("{} {cycles}\n", (own_cpu() - cpu).as_nanos());
         for (task, (seen, _)) in seen.into_iter().enumerate() {
@@ -191,7 +218,7 @@ async fn grants(lock: &Lock, hold: Duration, stop: u64) -> Result<(Vec<[u64; 4]>
         let granted = now();
         let order = match &held {
             Held::Lease(lease) => lease.fence(),
-            Held::File => granted,
+            Held::File | Held::Session(_) => granted,
         };
         let until = granted + hold.as_nanos() as u64;
         while now() < until {
@@ -220,7 +247,7 @@ fn queue(url: &str, tasks: usize) -> Result<()> {
             lease.release().await?;
             Ok::<u64, leasehold::Error>(granted)
         };
-        let granted = futures_util::future::try_join_all((0..tasks).map(|_| once())).await?;
+        let granted = try_join_all((0..tasks).map(|_| once())).await?;
         println!("{}", granted.into_iter().max().unwrap_or(0));
         Ok(())
     })
@@ -249,7 +276,7 @@ fn rendezvous() -> Result<(u64, u64)> {
 /// Waits for a lock that it never gets, until it is killed.
 fn wait(way: Way, target: &str) -> Result<()> {
     runtime()?.block_on(async {
-        let lock = Lock::open(way, target).await?;
+        let lock = Lock::open(way, target, 1).await?;
         println!("ready");
         let (held, _) = QUEUED.scope(Cell::default(), lock.take()).await?;
         lock.give_back(held).await

@@ -6,6 +6,7 @@ pub(crate) mod disk;
 pub(crate) mod etcd;
 pub(crate) mod postgres;
 pub(crate) mod redis;
+pub(crate) mod zookeeper;
 
 use std::time::Duration;
 
@@ -76,6 +77,7 @@ pub(crate) async fn listen(kind: &str, url: &str) -> Result<Vec<u64>> {
         "redis" => redis::listen(url).await,
         "postgres" => postgres::listen(url).await,
         "etcd" => etcd::listen(url).await,
+        "zookeeper" => zookeeper::listen(url).await,
         _ => Err(format!("nobody can listen at `{kind}`").into()),
     }
 }

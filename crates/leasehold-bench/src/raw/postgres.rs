@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use leasehold_testkit::Server;
 use tokio::task::JoinHandle;
-use tokio_postgres::{AsyncMessage, Client, NoTls};
+use tokio_postgres::{AsyncMessage, Client, NoTls, Statement};
 
 use super::{CHANNEL, END, paced};
 use crate::Result;
@@ -91,6 +91,32 @@ pub(crate) async fn statement(url: &str) -> Result<Samples> {
     .await?;
     postgres.close().await?;
     Ok(samples)
+}
+
+/// A session that locks by itself: one number, with PostgreSQL's own functions.
+pub(crate) struct Session {
+    postgres: Postgres,
+    lock: Statement,
+    unlock: Statement,
+}
+
+impl Session {
+    pub(crate) async fn open(url: &str) -> Result<Self> {
+        let postgres = Postgres::connect(url).await?;
+        let lock = postgres.client.prepare("SELECT pg_advisory_lock(4711)").await?;
+        let unlock = postgres.client.prepare("SELECT pg_advisory_unlock(4711)").await?;
+        Ok(Self { postgres, lock, unlock })
+    }
+
+    pub(crate) async fn lock(&self) -> Result<()> {
+        self.postgres.client.query_one(&self.lock, &[]).await?;
+        Ok(())
+    }
+
+    pub(crate) async fn unlock(&self) -> Result<()> {
+        self.postgres.client.query_one(&self.unlock, &[]).await?;
+        Ok(())
+    }
 }
 
 /// How often the log was flushed. Server processes tell that when they end, so all clients must

@@ -3,6 +3,8 @@
 //! A new engine brings a module here and a line in [`SCENARIOS`]; taking turns, statistics and
 //! tables are there already.
 
+mod advisory_contend;
+mod advisory_pair;
 mod command_start;
 mod etcd_handoff;
 mod etcd_pair;
@@ -21,6 +23,8 @@ mod sqlite_handoff;
 mod sqlite_idle_waiters;
 mod sqlite_pair;
 mod ten_thousand_leases;
+mod zookeeper_handoff;
+mod zookeeper_pair;
 
 use crate::Result;
 use crate::progress::Progress;
@@ -104,6 +108,16 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
         run: postgres_handoff::run,
     },
     Scenario {
+        name: "advisory_pair",
+        about: "lock and give back with PostgreSQL's advisory locks",
+        run: advisory_pair::run,
+    },
+    Scenario {
+        name: "advisory_contend",
+        about: "from one process to the next with PostgreSQL's advisory locks",
+        run: advisory_contend::run,
+    },
+    Scenario {
         name: "etcd_pair",
         about: "lock and give back in etcd, nobody else wants the name",
         run: etcd_pair::run,
@@ -112,6 +126,16 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
         name: "etcd_handoff",
         about: "from one process to the next through etcd",
         run: etcd_handoff::run,
+    },
+    Scenario {
+        name: "zookeeper_pair",
+        about: "lock and give back in ZooKeeper, nobody else wants the name",
+        run: zookeeper_pair::run,
+    },
+    Scenario {
+        name: "zookeeper_handoff",
+        about: "from one process to the next through ZooKeeper",
+        run: zookeeper_handoff::run,
     },
     Scenario {
         name: "command_start",
