@@ -23,8 +23,9 @@ use super::session::APPLICATION;
 /// The pause before reading again what was not written down yet.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
-/// How often it is read again: longer than a session takes to write.
-const LOOK_TIMES: usize = 20;
+/// How often it is read again: two seconds, far longer than a session takes to write unless its
+/// client is frozen.
+const LOOK_TIMES: usize = 400;
 
 /// How often it is looked whether evicted sessions are gone.
 const GONE_TIMES: usize = 1_000;
