@@ -17,6 +17,7 @@ use super::book::Record;
 use super::detail::Detail;
 use super::feed::{self, Farewell};
 use super::nodes::{Attempt, holding, ttl_stem};
+use super::notices;
 use super::session::Session;
 use super::sums;
 use super::wire::{Part, Request, code};
@@ -25,7 +26,7 @@ use super::wire::{Part, Request, code};
 const AT_ONCE: usize = 64;
 /// How often something is tried when others change the same.
 const ROUNDS_MAX: usize = 16;
-/// The pause after a claim whose time is up could not be removed.
+/// The pause after what is to end could not be removed.
 const AGAIN: Duration = Duration::from_secs(1);
 
 pub(super) async fn release(inner: &Inner, keys: &[ClaimKey]) -> Result<Vec<Released>> {
@@ -174,7 +175,8 @@ async fn told(inner: &Inner, key: &ClaimKey) -> Result<Released> {
 pub(super) async fn keep_sweeping(inner: Weak<Inner>) {
     loop {
         let Some(strong) = inner.upgrade() else { return };
-        let next = sweep(&strong).await.unwrap_or(Moment::NEVER);
+        let (claims, said) = (sweep(&strong).await, notices::sweep(&strong, AGAIN).await);
+        let next = claims.into_iter().chain(said).min().unwrap_or(Moment::NEVER);
         let book = Arc::clone(&strong.book);
         drop(strong);
         tokio::select! {

@@ -195,13 +195,20 @@ impl Inner {
 
     /// Makes a line's node, and those above it.
     pub(super) async fn make_line(&self, session: &Session, name: &Name) -> Result<()> {
+        self.make_own(session).await?;
+        let (login, store) = (self.has_login(), &self.info.store);
+        let line = self.layout.line(name);
+        make(session, line, Sort::Container, Vec::new(), login, store).await
+    }
+
+    /// Makes the store's own nodes, and those above them.
+    pub(super) async fn make_own(&self, session: &Session) -> Result<()> {
         let (login, store) = (self.has_login(), &self.info.store);
         make_root(session, &self.layout.ancestors(), login, store).await?;
         for path in [self.layout.own(""), self.layout.own(MOMENT)] {
             make(session, path, Sort::Persistent, Vec::new(), login, store).await?;
         }
-        let line = self.layout.line(name);
-        make(session, line, Sort::Container, Vec::new(), login, store).await
+        Ok(())
     }
 }
 

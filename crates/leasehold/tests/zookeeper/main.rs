@@ -9,5 +9,6 @@ mod cost;
 mod ensemble;
 mod interop;
 mod network;
+mod notices;
 mod sessions;
 mod support;
