@@ -6,6 +6,7 @@
 //!
 //! Requests: claim 2, and 1 more if it waits; renew 1 for up to 200 claims; release 1.
 
+mod amend;
 mod ask;
 mod book;
 mod detail;
@@ -54,13 +55,8 @@ use settings::Settings;
 use waits::Waits;
 use wire::Change;
 
-const CAN: Capabilities = Capabilities {
-    many: false,
-    amend: false,
-    convert: false,
-    resize: false,
-    ..Capabilities::ALL
-};
+const CAN: Capabilities =
+    Capabilities { many: false, convert: false, resize: false, ..Capabilities::ALL };
 
 fn unsupported(what: &'static str, advice: &'static str) -> Error {
     Error::Config(Config::Unsupported { engine: "zookeeper", what, advice })
@@ -221,8 +217,8 @@ impl Engine for ZooKeeper {
         None
     }
 
-    async fn amend(&self, _key: &ClaimKey, _amendment: &Amendment) -> Result<Amended> {
-        Err(unsupported("change a claim that holds", "release it and claim again"))
+    async fn amend(&self, key: &ClaimKey, amendment: &Amendment) -> Result<Amended> {
+        surely(|| amend::amend(&self.inner, key, amendment)).await
     }
 
     async fn resize(&self, _order: &Resize) -> Result<Resized> {
