@@ -2,7 +2,7 @@
 //!
 //! A claim's own node is written only when it is given back, and whoever waits takes that for its
 //! end. So another note is a node beside it, as another ttl is: those who wait do not watch it, and
-//! it is written only together with a check that the claim is there.
+//! it is made only together with a check that the claim is there.
 //!
 //! A claim's mode is part of its node's name, and its place the number behind that: a node with
 //! another mode would be behind everybody. So modes and limits stay as they are here.
@@ -15,7 +15,7 @@ use super::Inner;
 use super::ask::modes;
 use super::detail::Detail;
 use super::keep;
-use super::leave::ttl_of;
+use super::leave::{failed, ttl_of};
 use super::nodes::{Ours, holds, note_node, ttl_stem};
 use super::read::claim_acl;
 use super::session::Session;
@@ -100,7 +100,7 @@ fn wanted(mode: Mode, amendment: &Amendment) -> Result<Option<&Note>> {
     }
 }
 
-/// Writes the node beside a claim's; `None` if the claim is not there.
+/// Makes the node beside a claim's; `None` if the claim is not there.
 async fn write(
     inner: &Inner,
     session: &Session,
@@ -112,20 +112,18 @@ async fn write(
     for _ in 0..ROUNDS_MAX {
         let path = format!("{line}/{}", note_node(ours));
         let (data, acl) = (note.as_str().as_bytes().to_vec(), claim_acl(inner.has_login()));
-        let word = match is_there {
-            true => Request::SetData { path, data, version: -1 },
-            false => Request::Create { path, data, acl, sort: Sort::Ephemeral },
-        };
-        let parts = vec![Request::Check { path: claim.to_owned() }, word];
+        // Only the connection that made a node may write it, so one that is there makes way.
+        let mut parts = vec![Request::Check { path: claim.to_owned() }];
+        parts.extend(is_there.then(|| Request::Delete { path: path.clone() }));
+        parts.push(Request::Create { path, data, acl, sort: Sort::Ephemeral });
         let reply = session.ask(Request::Multi(parts)).await?;
-        match inner.parts(&reply)?.as_slice() {
-            [Part::Failed(code::NO_NODE), ..] => return Ok(None),
-            [_, Part::Failed(code::NO_NODE)] => is_there = false,
-            [_, Part::Failed(code::NODE_EXISTS)] => is_there = true,
-            [Part::Failed(error), ..] | [_, Part::Failed(error)] => {
-                return Err(inner.refusal(*error));
-            }
-            _ => return Ok(Some(())),
+        let parts = inner.parts(&reply)?;
+        match (failed(&parts), parts.first()) {
+            (code::OK, _) => return Ok(Some(())),
+            (code::NO_NODE, Some(Part::Failed(_))) => return Ok(None),
+            (code::NO_NODE, _) => is_there = false,
+            (code::NODE_EXISTS, _) => is_there = true,
+            (error, _) => return Err(inner.refusal(error)),
         }
     }
     Err(inner.busy())

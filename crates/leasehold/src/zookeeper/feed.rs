@@ -252,7 +252,7 @@ impl Feed {
             return;
         }
         if let Some(ours) = read_note_node(node) {
-            if matches!(change, Change::Created | Change::Written) {
+            if change == Change::Created {
                 self.amended(&name, ours);
             }
             return;

@@ -5,6 +5,7 @@
 //! docs/safety.md in the name.
 
 mod access;
+mod amend;
 mod cost;
 mod ensemble;
 mod interop;
