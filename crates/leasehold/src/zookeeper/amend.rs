@@ -45,7 +45,8 @@ pub(super) async fn amend(inner: &Inner, key: &ClaimKey, amendment: &Amendment) 
 /// Of a claim that this client made; `None` if it does not hold.
 async fn amend_own(inner: &Inner, key: &ClaimKey, amendment: &Amendment) -> Result<Option<()>> {
     let Some(record) = keep::find(inner, key).await? else { return Ok(None) };
-    if !record.is_settled() {
+    // What is written is checked with it; what is not is read.
+    if !record.is_settled() || amendment.note.is_none() {
         let lineup = inner.read_line_now(&record.session, &record.name).await?;
         let Some(at) = lineup.place(record.ours) else { return Ok(None) };
         if !holds(modes(&lineup.entries[..at]), record.mode) {

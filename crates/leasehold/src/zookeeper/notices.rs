@@ -15,7 +15,7 @@ use crate::error::Result;
 
 use super::Inner;
 use super::lock;
-use super::read::{make, shared_acl};
+use super::read::shared_acl;
 use super::session::Session;
 use super::wire::{Request, Sort, code};
 
@@ -91,11 +91,16 @@ pub(super) async fn announce(inner: &Inner, notice: &Notice) -> Result<()> {
     Err(inner.busy())
 }
 
-/// Makes the node of a holder, and the store's own above it.
+/// Makes the node of a holder, and the store's own above it if they are not there.
 async fn make_parent(inner: &Inner, session: &Session, parent: &str) -> Result<()> {
-    let (login, store) = (inner.has_login(), &inner.info.store);
-    inner.make_own(session).await?;
-    make(session, parent.to_owned(), Sort::Container, Vec::new(), login, store).await
+    let (path, acl) = (parent.to_owned(), shared_acl(inner.has_login()));
+    let container = Request::Create { path, data: Vec::new(), acl, sort: Sort::Container };
+    match session.ask(container).await?.code {
+        code::OK | code::NODE_EXISTS => Ok(()),
+        // The caller tries again.
+        code::NO_NODE => inner.make_own(session).await,
+        error => Err(inner.refusal(error)),
+    }
 }
 
 async fn take_back(inner: &Inner, session: &Session, path: &str, until: Moment) -> Result<()> {
