@@ -62,7 +62,7 @@ async fn waiter_behind_a_holder_whose_note_changes_is_not_woken() {
             holds.release(&[first.key]).await.expect("an answer");
             let woken = soon("the hand-off", woken).await.expect("a bell");
             assert!(matches!(woken, Wake::Holds { .. }), "without asking");
-            waits.release(&[second.key.clone()]).await.expect("an answer");
+            waits.release(std::slice::from_ref(&second.key)).await.expect("an answer");
             assert_eq!(claims(&server), [""; 0]);
         }
     }
