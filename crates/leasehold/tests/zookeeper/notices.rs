@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold::claim::{Claim, ClaimKey, Holder, Mode, Note, Standing, Token};
+use leasehold::claim::{Claim, ClaimKey, Holder, Mode, Note, Standing, Token, Ttl};
 use leasehold::engine::{Engine, Notice, Query, Wait};
 use leasehold::zookeeper::ZooKeeper;
 use leasehold::{Name, connect};
@@ -46,12 +46,13 @@ async fn notice_is_in_no_line_and_is_gone_once_its_client_is_closed() {
 async fn notice_does_not_stay_with_a_session_that_is_left_to_a_detached_lease() {
     let server = server().await;
     let engine = ZooKeeper::open(server.url()).await.expect("a connection");
+    // On the session that the store was opened with, which is also the one that tells of waits.
     let claim = Claim {
         key: ClaimKey { name: name("kept"), token: Token::random() },
         mode: Mode::Exclusive,
         holder: Holder::fresh(),
         note: Note::default(),
-        ttl: LONG,
+        ttl: Ttl::DEFAULT.get(),
         patience: Duration::from_secs(10),
         join: false,
     };
