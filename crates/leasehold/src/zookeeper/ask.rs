@@ -140,6 +140,7 @@ async fn create(inner: &Inner, claim: &Claim) -> Result<Option<(Record, Lineup, 
         seen: true,
         ttl: claim.ttl,
         ttl_path: None,
+        note_path: None,
         until: SystemClock.now() + claim.ttl.max(claim.patience),
     };
     // Before it is sent: whatever becomes of the answer, the claim is looked for.

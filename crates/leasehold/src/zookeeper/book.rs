@@ -35,11 +35,18 @@ pub(super) struct Record {
     pub(super) ttl: Duration,
     /// The node that says so, if it is not the claim's own.
     pub(super) ttl_path: Option<String>,
+    /// The node of another note than it began with, or where it may be.
+    pub(super) note_path: Option<String>,
     /// When it ends without another word.
     pub(super) until: Moment,
 }
 
 impl Record {
+    /// All its nodes, the one that decides first.
+    pub(super) fn all_paths(&self) -> impl Iterator<Item = &String> {
+        self.paths.iter().chain(&self.ttl_path).chain(&self.note_path)
+    }
+
     /// Whether it holds, and that was seen.
     pub(super) fn is_settled(&self) -> bool {
         self.held && self.seen

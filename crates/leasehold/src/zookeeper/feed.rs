@@ -21,7 +21,7 @@ use crate::name::Name;
 use super::Inner;
 use super::ask::fence;
 use super::detail::Detail;
-use super::nodes::{Ours, Sequence, decode, encode, holds, read_node};
+use super::nodes::{Ours, Sequence, decode, encode, holds, read_node, read_note_node};
 use super::read::make;
 use super::session::{Listener, Session};
 use super::survey::{details, names, read_lines};
@@ -251,6 +251,12 @@ impl Feed {
         if !self.query.admits(&name) {
             return;
         }
+        if let Some(ours) = read_note_node(node) {
+            if change == Change::Created {
+                self.amended(&name, ours);
+            }
+            return;
+        }
         match change {
             Change::Created => self.arrive(&name, node, path).await,
             Change::Written => {
@@ -262,6 +268,14 @@ impl Feed {
             Change::Deleted => self.depart(&name, node),
             Change::Other => {}
         }
+    }
+
+    /// A claim has another note.
+    fn amended(&mut self, name: &Name, ours: Ours) {
+        let mut line = self.lines.get(name).into_iter().flatten();
+        let told = line.find(|seen| seen.ours == Some(ours));
+        let told = told.map(|seen| event(EventKind::Amended, name, seen));
+        self.tell(told);
     }
 
     async fn arrive(&mut self, name: &Name, node: &str, path: &str) {

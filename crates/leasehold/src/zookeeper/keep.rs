@@ -17,13 +17,13 @@ use super::Inner;
 use super::ask::{Kept, RETRY_IN, modes, recover};
 use super::book::Record;
 use super::detail::Detail;
-use super::leave::failed;
-use super::nodes::{Attempt, holds, ttl_stem};
+use super::leave::{self, failed};
+use super::nodes::{Attempt, Ours, holds, ttl_stem};
 use super::pool::timeout_for;
 use super::read::{Lineup, claim_acl, make};
 use super::session::Session;
 use super::waits::{self, Stands};
-use super::wire::{Part, Request, Sort, code};
+use super::wire::{Part, Request, Sort, Stat, code};
 
 /// How often something is tried when others change the same.
 const ROUNDS_MAX: usize = 16;
@@ -41,7 +41,7 @@ pub(super) async fn renew(inner: &Inner, renewals: &[Renewal]) -> Result<Vec<Sta
     let mut standings: Vec<Option<Standing>> = vec![None; renewals.len()];
     let mut groups: HashMap<i64, Vec<Case<'_>>> = HashMap::new();
     for (at, renewal) in renewals.iter().enumerate() {
-        match find(inner, renewal).await? {
+        match find(inner, &renewal.key).await? {
             Some(record) => {
                 groups.entry(record.ours.session).or_default().push(Case { at, renewal, record });
             }
@@ -61,8 +61,7 @@ pub(super) async fn renew(inner: &Inner, renewals: &[Renewal]) -> Result<Vec<Sta
 }
 
 /// The record of a claim that this client made, if its session lives.
-async fn find(inner: &Inner, renewal: &Renewal) -> Result<Option<Record>> {
-    let key = &renewal.key;
+pub(super) async fn find(inner: &Inner, key: &ClaimKey) -> Result<Option<Record>> {
     let Some(record) = inner.book.get(key) else { return Ok(None) };
     let record = match () {
         () if record.session.has_ended() => None,
@@ -141,6 +140,8 @@ async fn prove(
                 let case = cases.remove(index);
                 let Renewal { key, ttl, .. } = case.renewal;
                 forget(inner, key);
+                // Whoever took it out may not have known of what was beside it.
+                leave::delete_beside(inner, &case.record).await?;
                 // Whoever has its token may have made it anew.
                 standings[case.at] = Some(visit(inner, key, *ttl).await?);
             }
@@ -268,36 +269,66 @@ async fn out(inner: &Inner, session: &Session, name: &Name) -> Result<Standing> 
     Ok(Standing::Out { ahead: lineup.entries.len(), retry_in: Duration::ZERO, by })
 }
 
-/// Keeps a claim that another client made: its session is taken up for a moment, which makes its
-/// time start anew.
-pub(super) async fn visit(inner: &Inner, key: &ClaimKey, ttl: Duration) -> Result<Standing> {
-    let (name, token) = (&key.name, &key.token);
-    let reader = inner.pool.any().await?;
-    let lineup = inner.read_line_now(&reader, name).await?;
-    let attempt = Attempt::of(token);
+/// A claim that another client made, as it was found in its line.
+pub(super) struct Found {
+    pub(super) lineup: Lineup,
+    pub(super) at: usize,
+    pub(super) ours: Ours,
+    pub(super) path: String,
+    pub(super) data: Vec<u8>,
+    stat: Stat,
+}
+
+/// Finds a claim by its token, whoever made it.
+pub(super) async fn seek(inner: &Inner, reader: &Session, key: &ClaimKey) -> Result<Option<Found>> {
+    let lineup = inner.read_line_now(reader, &key.name).await?;
+    let attempt = Attempt::of(&key.token);
     let found = lineup
         .entries
         .iter()
         .position(|entry| entry.ours.is_some_and(|ours| ours.attempt == attempt));
     let Some((at, ours)) = found.and_then(|at| Some((at, lineup.entries[at].ours?))) else {
-        return out(inner, &reader, name).await;
+        return Ok(None);
     };
-    let line = inner.layout.line(name);
-    let path = format!("{line}/{}", lineup.entries[at].node);
-    let Some((data, stat)) = inner.data(&reader, path.clone()).await? else {
+    let path = format!("{}/{}", inner.layout.line(&key.name), lineup.entries[at].node);
+    let read = inner.data(reader, path.clone()).await?;
+    Ok(read.map(|(data, stat)| Found { lineup, at, ours, path, data, stat }))
+}
+
+/// Takes up the session of a claim that was found; `None` if it is gone.
+pub(super) async fn take_up(
+    inner: &Inner,
+    reader: &Session,
+    key: &ClaimKey,
+    found: &Found,
+    ttl: Duration,
+) -> Result<Option<Session>> {
+    let identity = Detail::decode(&found.data).identity(&key.token, found.ours.session);
+    match Session::open(inner.pool.servers(), timeout_for(ttl), Some(identity)).await {
+        Ok(session) => Ok(Some(session)),
+        Err(error)
+            if error.is_transient() && inner.is_gone(reader, &key.name, &found.path).await? =>
+        {
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Keeps a claim that another client made: its session is taken up for a moment, which makes its
+/// time start anew.
+pub(super) async fn visit(inner: &Inner, key: &ClaimKey, ttl: Duration) -> Result<Standing> {
+    let name = &key.name;
+    let reader = inner.pool.any().await?;
+    let Some(found) = seek(inner, &reader, key).await? else {
         return out(inner, &reader, name).await;
     };
     let sent = SystemClock.now();
-    let detail = Detail::decode(&data);
-    let identity = detail.identity(token, ours.session);
-    let span = timeout_for(ttl);
-    let session = match Session::open(inner.pool.servers(), span, Some(identity)).await {
-        Ok(session) => session,
-        Err(error) if error.is_transient() && inner.is_gone(&reader, name, &path).await? => {
-            return out(inner, &reader, name).await;
-        }
-        Err(error) => return Err(error),
+    let Some(session) = take_up(inner, &reader, key, &found, ttl).await? else {
+        return out(inner, &reader, name).await;
     };
+    let Found { lineup, at, ours, path, data, stat } = found;
+    let line = inner.layout.line(name);
     // The old words about its ttl make way for a new one; that there is a new one tells the client
     // that made the claim not to end it.
     let stem = ttl_stem(ours);
@@ -322,7 +353,7 @@ pub(super) async fn visit(inner: &Inner, key: &ClaimKey, ttl: Duration) -> Resul
     }
     // If the client that made it lives on, the session is its own again in a moment, with the
     // timeout that it asked for.
-    let longer = session.timeout().saturating_sub(timeout_for(detail.ttl));
+    let longer = session.timeout().saturating_sub(timeout_for(Detail::decode(&data).ttl));
     let kept = Kept { sent, safe_until: reply.safe_until - longer };
     let holds = holds(modes(&lineup.entries[..at]), lineup.entries[at].mode);
     Ok(match holds {

@@ -17,6 +17,7 @@ use super::book::Record;
 use super::detail::Detail;
 use super::feed::{self, Farewell};
 use super::nodes::{Attempt, holding, ttl_stem};
+use super::notices;
 use super::session::Session;
 use super::sums;
 use super::wire::{Part, Request, code};
@@ -25,7 +26,7 @@ use super::wire::{Part, Request, code};
 const AT_ONCE: usize = 64;
 /// How often something is tried when others change the same.
 const ROUNDS_MAX: usize = 16;
-/// The pause after a claim whose time is up could not be removed.
+/// The pause after what is to end could not be removed.
 const AGAIN: Duration = Duration::from_secs(1);
 
 pub(super) async fn release(inner: &Inner, keys: &[ClaimKey]) -> Result<Vec<Released>> {
@@ -74,13 +75,9 @@ async fn release_one(inner: &Inner, key: &ClaimKey) -> Result<Released> {
 
 /// Deletes a claim's nodes; false if they were gone.
 async fn delete(inner: &Inner, record: &Record) -> Result<bool> {
-    let deletes = record.paths.iter().chain(&record.ttl_path);
     let deletes: Vec<Request> =
-        deletes.map(|path| Request::Delete { path: path.clone() }).collect();
-    let path = record.paths[0].clone();
-    // Whoever waits behind it takes this word for what it is: that it held.
-    let word = Request::SetData { path, data: Vec::new(), version: -1 };
-    let word = Some(word).filter(|_| record.held);
+        record.all_paths().map(|path| Request::Delete { path: path.clone() }).collect();
+    let word = word_of(record);
     let request = match (word, deletes.len()) {
         (None, 1) => deletes[0].clone(),
         (word, _) => Request::Multi(word.into_iter().chain(deletes.clone()).collect()),
@@ -93,12 +90,17 @@ async fn delete(inner: &Inner, record: &Record) -> Result<bool> {
     };
     match error {
         code::OK => Ok(true),
-        code::NO_NODE if record.ttl_path.is_some() || record.paths.len() > 1 => {
-            rest_of(inner, record).await
-        }
+        code::NO_NODE if record.all_paths().count() > 1 => rest_of(inner, record).await,
         code::NO_NODE => Ok(false),
         error => Err(inner.refusal(error)),
     }
+}
+
+/// What is written before a claim that held is deleted: whoever waits behind it takes it for what
+/// it is.
+fn word_of(record: &Record) -> Option<Request> {
+    let path = record.paths[0].clone();
+    record.held.then_some(Request::SetData { path, data: Vec::new(), version: -1 })
 }
 
 /// Deletes what is left of a claim of several nodes, of which one was gone; whether the one that
@@ -106,17 +108,30 @@ async fn delete(inner: &Inner, record: &Record) -> Result<bool> {
 async fn rest_of(inner: &Inner, record: &Record) -> Result<bool> {
     let mut was_there = false;
     let lineup = inner.read_line(&record.session, &record.name).await?;
-    let (stem, line) = (ttl_stem(record.ours), inner.layout.line(&record.name));
-    let ttls = lineup.ttl_nodes(&stem).map(|node| format!("{line}/{node}"));
-    for (at, path) in record.paths.iter().cloned().chain(ttls).enumerate() {
-        let reply = record.session.ask(Request::Delete { path }).await?;
-        match reply.code {
+    let line = inner.layout.line(&record.name);
+    let beside = lineup.beside(record.ours).map(|node| format!("{line}/{node}"));
+    for (at, path) in record.paths.iter().cloned().chain(beside).enumerate() {
+        let word = word_of(record).filter(|_| at == 0);
+        let parts = word.into_iter().chain([Request::Delete { path }]).collect();
+        let reply = record.session.ask(Request::Multi(parts)).await?;
+        match failed(&inner.parts(&reply)?) {
             code::OK => was_there |= at == 0,
             code::NO_NODE => {}
             error => return Err(inner.refusal(error)),
         }
     }
     Ok(was_there)
+}
+
+/// Deletes what is left beside a claim that is gone.
+pub(super) async fn delete_beside(inner: &Inner, record: &Record) -> Result<()> {
+    for path in record.ttl_path.iter().chain(&record.note_path) {
+        match record.session.ask(Request::Delete { path: path.clone() }).await?.code {
+            code::OK | code::NO_NODE => {}
+            error => return Err(inner.refusal(error)),
+        }
+    }
+    Ok(())
 }
 
 /// The first error among the parts of a transaction.
@@ -145,8 +160,7 @@ async fn release_by_handle(inner: &Inner, key: &ClaimKey) -> Result<Released> {
             return told(inner, key).await;
         };
         let line = inner.layout.line(&key.name);
-        let stem = ttl_stem(ours);
-        let nodes = lineup.nodes_of(entry).chain(lineup.ttl_nodes(&stem));
+        let nodes = lineup.nodes_of(entry).chain(lineup.beside(ours));
         let deletes = nodes.map(|node| Request::Delete { path: format!("{line}/{node}") });
         let mut parts = feed::words(inner, &session, &[&entry.node], &Farewell::Released).await?;
         parts.extend(deletes);
@@ -174,7 +188,8 @@ async fn told(inner: &Inner, key: &ClaimKey) -> Result<Released> {
 pub(super) async fn keep_sweeping(inner: Weak<Inner>) {
     loop {
         let Some(strong) = inner.upgrade() else { return };
-        let next = sweep(&strong).await.unwrap_or(Moment::NEVER);
+        let (claims, said) = (sweep(&strong).await, notices::sweep(&strong, AGAIN).await);
+        let next = claims.into_iter().chain(said).min().unwrap_or(Moment::NEVER);
         let book = Arc::clone(&strong.book);
         drop(strong);
         tokio::select! {
@@ -218,6 +233,8 @@ async fn expire(inner: &Inner, key: &ClaimKey, mut record: Record) -> Result<()>
     let lineup = inner.read_line(&record.session, &record.name).await?;
     let stem = ttl_stem(record.ours);
     let line = inner.layout.line(&record.name);
+    // Whoever has its handle may have written it.
+    record.note_path = lineup.note_of(record.ours).map(|node| format!("{line}/{node}"));
     let visited = lineup.ttl_nodes(&stem).map(|node| format!("{line}/{node}")).next();
     if visited.is_some() && visited != record.ttl_path {
         // Whoever has its handle keeps it. If that ends, so does the claim, a ttl later.
@@ -238,8 +255,7 @@ async fn expire(inner: &Inner, key: &ClaimKey, mut record: Record) -> Result<()>
         if record.held {
             parts.push(sums::addition(inner, &record.session, &counts).await?);
         }
-        let deletes = record.paths.iter().chain(&record.ttl_path);
-        parts.extend(deletes.map(|path| Request::Delete { path: path.clone() }));
+        parts.extend(record.all_paths().map(|path| Request::Delete { path: path.clone() }));
         let reply = record.session.ask(Request::Multi(parts)).await?;
         match failed(&inner.parts(&reply)?) {
             code::OK => {
@@ -250,7 +266,7 @@ async fn expire(inner: &Inner, key: &ClaimKey, mut record: Record) -> Result<()>
                 if inner.data(&record.session, record.paths[0].clone()).await?.is_none() =>
             {
                 inner.book.remove(key);
-                return Ok(());
+                return delete_beside(inner, &record).await;
             }
             code::NO_NODE | code::BAD_VERSION => {}
             error => return Err(inner.refusal(error)),
@@ -305,8 +321,7 @@ async fn evict_once(
         });
         nodes.push(entry.node.as_str());
         deletes.extend(lineup.nodes_of(entry));
-        let stem = entry.ours.map(ttl_stem);
-        deletes.extend(stem.iter().flat_map(|stem| lineup.ttl_nodes(stem)).collect::<Vec<_>>());
+        deletes.extend(entry.ours.into_iter().flat_map(|ours| lineup.beside(ours)));
     }
     if evicted.is_empty() {
         return Ok(Some(evicted));

@@ -6,6 +6,7 @@
 //!
 //! Requests: claim 2, and 1 more if it waits; renew 1 for up to 200 claims; release 1.
 
+mod amend;
 mod ask;
 mod book;
 mod detail;
@@ -16,6 +17,7 @@ mod feed;
 mod keep;
 mod leave;
 mod nodes;
+mod notices;
 mod pool;
 mod read;
 mod session;
@@ -45,6 +47,7 @@ use crate::error::{Config, Error, Result};
 
 use book::Book;
 use nodes::{Dialect, Layout};
+use notices::Notices;
 use pool::Pool;
 use read::Known;
 use session::{Listener, home};
@@ -52,14 +55,8 @@ use settings::Settings;
 use waits::Waits;
 use wire::Change;
 
-const CAN: Capabilities = Capabilities {
-    many: false,
-    deadlocks: false,
-    amend: false,
-    convert: false,
-    resize: false,
-    ..Capabilities::ALL
-};
+const CAN: Capabilities =
+    Capabilities { many: false, convert: false, resize: false, ..Capabilities::ALL };
 
 fn unsupported(what: &'static str, advice: &'static str) -> Error {
     Error::Config(Config::Unsupported { engine: "zookeeper", what, advice })
@@ -83,9 +80,11 @@ struct Inner {
     book: Arc<Book>,
     waits: Waits,
     belfry: Belfry,
+    /// What this client said of its waits.
+    notices: Notices,
     /// Lines whose nodes were there a moment ago.
     known: Known,
-    /// Ends claims that nobody renewed.
+    /// Ends claims that nobody renewed, and takes back notices that nobody repeated.
     janitor: Mutex<Option<JoinHandle<()>>>,
     /// For tasks that outlive a call.
     me: Weak<Inner>,
@@ -134,6 +133,7 @@ impl ZooKeeper {
             book: Arc::default(),
             waits: Waits::default(),
             belfry: Belfry::default(),
+            notices: Notices::default(),
             known: Known::default(),
             janitor: Mutex::default(),
             me: me.clone(),
@@ -217,8 +217,8 @@ impl Engine for ZooKeeper {
         None
     }
 
-    async fn amend(&self, _key: &ClaimKey, _amendment: &Amendment) -> Result<Amended> {
-        Err(unsupported("change a claim that holds", "release it and claim again"))
+    async fn amend(&self, key: &ClaimKey, amendment: &Amendment) -> Result<Amended> {
+        surely(|| amend::amend(&self.inner, key, amendment)).await
     }
 
     async fn resize(&self, _order: &Resize) -> Result<Resized> {
@@ -234,12 +234,13 @@ impl Engine for ZooKeeper {
         surely(|| survey::inspect(&self.inner, query)).await
     }
 
-    async fn announce(&self, _notice: &Notice) -> Result<()> {
-        Err(unsupported("keep notices of waits", "give waits a time limit"))
+    async fn announce(&self, notice: &Notice) -> Result<()> {
+        self.employ_janitor()?;
+        surely(|| notices::announce(&self.inner, notice)).await
     }
 
-    async fn waits_of(&self, _holder: HolderId) -> Result<Vec<Wait>> {
-        Err(unsupported("keep notices of waits", "give waits a time limit"))
+    async fn waits_of(&self, holder: HolderId) -> Result<Vec<Wait>> {
+        surely(|| notices::waits_of(&self.inner, holder)).await
     }
 
     async fn watch(&self, query: &Query) -> Result<BoxStream<'static, Result<Event>>> {
@@ -274,6 +275,7 @@ impl Engine for ZooKeeper {
         if let Some(janitor) = lock(&self.inner.janitor).take() {
             janitor.abort();
         }
+        notices::take_all_back(&self.inner).await;
         // What others may take up by its handle stays until its session's time is over.
         self.inner.pool.closed_unused(|session| self.inner.book.uses(session)).await;
         Ok(())

@@ -130,6 +130,18 @@ pub(super) fn ttl_stem(ours: Ours) -> String {
     format!("ttl-{attempt:032x}-{session:016x}")
 }
 
+/// The node that has another note than the claim began with. No digits are at its end: it is no
+/// claim.
+pub(super) fn note_node(ours: Ours) -> String {
+    let Ours { attempt: Attempt(attempt), session } = ours;
+    format!("note-{attempt:032x}-{session:016x}-text")
+}
+
+/// Whose note a node has; `None` if it has none.
+pub(super) fn read_note_node(node: &str) -> Option<Ours> {
+    read_id(node.strip_prefix("note-")?.strip_suffix("-text")?)
+}
+
 /// Reads what a node's name says; `None` if it is no claim.
 pub(super) fn read_node(node: String) -> Option<Entry> {
     let (stem, sequence) = split_number(&node)?;
@@ -167,7 +179,11 @@ fn permits_of(stem: &str) -> Option<Mode> {
 
 fn read_ours(stem: &str) -> Option<Ours> {
     let stem = stem.strip_prefix("_c_").unwrap_or(stem);
-    let (attempt, rest) = stem.strip_prefix("lh-")?.split_at_checked(32)?;
+    read_id(stem.strip_prefix("lh-")?)
+}
+
+fn read_id(text: &str) -> Option<Ours> {
+    let (attempt, rest) = text.split_at_checked(32)?;
     let session = rest.strip_prefix('-')?.get(..16)?;
     let attempt = Attempt(u128::from_str_radix(attempt, 16).ok()?);
     Some(Ours { attempt, session: u64::from_str_radix(session, 16).ok()?.cast_signed() })
@@ -361,9 +377,12 @@ mod tests {
             assert_eq!(foreign(node), Some((Mode::Shared, None)), "{node}");
         }
         let ours = Ours { attempt: Attempt(1), session: 2 };
-        for node in ["leases", "x", "", &format!("{}-1000000000ms", ttl_stem(ours))] {
+        let beside = [format!("{}-1000000000ms", ttl_stem(ours)), note_node(ours)];
+        for node in ["leases", "x", "", &beside[0], &beside[1]] {
             assert_eq!(foreign(node), None, "{node}");
         }
+        assert_eq!(read_note_node(&note_node(ours)), Some(ours));
+        assert_eq!(read_note_node(&beside[0]), None);
     }
 
     #[test]
@@ -394,6 +413,6 @@ mod tests {
                 assert!(!stem.contains("lock-") && *stem > *"9999999999", "{stem}");
             }
         }
-        assert!(*ttl_stem(ours) > *"9999999999");
+        assert!(*ttl_stem(ours) > *"9999999999" && *note_node(ours) > *"9999999999");
     }
 }

@@ -11,7 +11,7 @@ use super::Inner;
 use super::detail::Detail;
 use super::failure;
 use super::lock;
-use super::nodes::{Attempt, Entry, Ours, lineup, read_node};
+use super::nodes::{Attempt, Entry, Ours, lineup, note_node, read_node, ttl_stem};
 use super::session::{Reply, Session};
 use super::wire::{Acl, In, Part, RIGHTS_ALL, RIGHTS_READ, Request, Sort, Stat};
 use super::wire::{code, read_children, read_parts};
@@ -82,6 +82,19 @@ impl Lineup {
     pub(super) fn ttl_nodes(&self, stem: &str) -> impl Iterator<Item = &str> {
         let nodes = self.children.iter().map(String::as_str);
         nodes.filter(move |node| node.starts_with(stem))
+    }
+
+    /// The node that has another note of a claim.
+    pub(super) fn note_of(&self, ours: Ours) -> Option<&str> {
+        let note = note_node(ours);
+        self.children.iter().map(String::as_str).find(|node| *node == note)
+    }
+
+    /// All nodes that tell of a claim beside its own.
+    pub(super) fn beside(&self, ours: Ours) -> impl Iterator<Item = &str> {
+        let stem = ttl_stem(ours);
+        let nodes = self.children.iter().map(String::as_str);
+        nodes.filter(move |node| node.starts_with(&stem)).chain(self.note_of(ours))
     }
 }
 
@@ -195,13 +208,20 @@ impl Inner {
 
     /// Makes a line's node, and those above it.
     pub(super) async fn make_line(&self, session: &Session, name: &Name) -> Result<()> {
+        self.make_own(session).await?;
+        let (login, store) = (self.has_login(), &self.info.store);
+        let line = self.layout.line(name);
+        make(session, line, Sort::Container, Vec::new(), login, store).await
+    }
+
+    /// Makes the store's own nodes, and those above them.
+    pub(super) async fn make_own(&self, session: &Session) -> Result<()> {
         let (login, store) = (self.has_login(), &self.info.store);
         make_root(session, &self.layout.ancestors(), login, store).await?;
         for path in [self.layout.own(""), self.layout.own(MOMENT)] {
             make(session, path, Sort::Persistent, Vec::new(), login, store).await?;
         }
-        let line = self.layout.line(name);
-        make(session, line, Sort::Container, Vec::new(), login, store).await
+        Ok(())
     }
 }
 

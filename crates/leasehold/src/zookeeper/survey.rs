@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use crate::claim::{Token, Ttl};
+use crate::claim::{Note, Token, Ttl};
 use crate::clock::{Clock, Moment, SystemClock};
 use crate::engine::{LineView, Page, Query, Select, Totals};
 use crate::error::Result;
@@ -142,6 +142,7 @@ async fn line(
         let Some((detail, stat)) = detail else { continue };
         let (ttl, kept_ms) = kept(inner, session, name, &lineup, entry, &detail, &stat).await?;
         let joined: Moment = now - detail.age();
+        let note = note(inner, session, name, &lineup, entry).await?;
         entries.push(LineEntry {
             fence: fence(&stat),
             token: Token::from_bytes([0; 16]),
@@ -150,11 +151,26 @@ async fn line(
             granted: (at < held).then_some(joined),
             expires: now + remaining(ttl, at < held, kept_ms),
             holder: detail.holder,
-            note: detail.note,
+            note: note.unwrap_or(detail.note),
             bell: (),
         });
     }
     Ok(Line::from_iter(entries))
+}
+
+/// Another note than a claim began with.
+async fn note(
+    inner: &Inner,
+    session: &Session,
+    name: &Name,
+    lineup: &Lineup,
+    entry: &Entry,
+) -> Result<Option<Note>> {
+    let Some(node) = entry.ours.and_then(|ours| lineup.note_of(ours)) else { return Ok(None) };
+    let path = format!("{}/{node}", inner.layout.line(name));
+    let read = inner.data(session, path).await?;
+    // It is what somebody wrote, so it fits; what does not is somebody else's.
+    Ok(read.and_then(|(data, _)| Note::new(String::from_utf8(data).ok()?).ok()))
 }
 
 /// A claim's ttl, and when it was last kept for that long, as far as can be seen: when its node

@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use leasehold::claim::{Claim, ClaimKey, Holder, Mode, Note, Standing, Token};
-use leasehold::engine::{Engine, Wake};
+use leasehold::claim::{Amendment, Claim, ClaimKey, Holder, Mode, Note, Standing, Token};
+use leasehold::engine::{Engine, Notice, Wait, Wake};
 use leasehold::zookeeper::ZooKeeper;
 use leasehold::{LeaseState, Name, Released};
 use leasehold_testkit::Server;
@@ -102,6 +102,28 @@ async fn a_contended_cycle_is_four_requests_however_long_the_line() {
         }
     }
     until_empty(&server).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn another_note_is_one_request_and_so_is_a_notice_that_is_repeated() {
+    let server = server().await;
+    let engine = &engines(&server, 1).await[0];
+    let held = claim("noted");
+    assert!(matches!(engine.claim(&held).await, Ok(Standing::Held { .. })));
+    let amendment = Amendment::note(Note::new("new").expect("good"));
+    let waits = vec![Wait { name: held.key.name.clone(), fence: 1, keeps: Vec::new() }];
+    let notice = Notice { holder: held.holder.id(), client: 1, waits, keep: LONG };
+    for warm in [true, false] {
+        let meter = Meter::start(&server);
+        for _ in 0..200 {
+            engine.amend(&held.key, &amendment).await.expect("an answer");
+            engine.announce(&notice).await.expect("an answer");
+            // Asked about, read, and one for the client that said it.
+            assert_eq!(engine.waits_of(notice.holder).await.expect("an answer").len(), 1);
+        }
+        let (least, most) = meter.read();
+        assert!(warm || (least <= 1_000 && most >= 1_000), "{least} to {most} for 200 of each");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -5,9 +5,11 @@
 //! docs/safety.md in the name.
 
 mod access;
+mod amend;
 mod cost;
 mod ensemble;
 mod interop;
 mod network;
+mod notices;
 mod sessions;
 mod support;

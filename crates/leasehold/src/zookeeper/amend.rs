@@ -1,0 +1,131 @@
+//! Replacing the note of a claim that holds.
+//!
+//! A claim's own node is written only when it is given back, and whoever waits takes that for its
+//! end. So another note is a node beside it, as another ttl is: those who wait do not watch it, and
+//! it is made only together with a check that the claim is there.
+//!
+//! A claim's mode is part of its node's name, and its place the number behind that: a node with
+//! another mode would be behind everybody. So modes and limits stay as they are here.
+
+use crate::claim::{Amended, Amendment, ClaimKey, Mode, Note};
+use crate::clock::{Clock, SystemClock};
+use crate::error::Result;
+
+use super::Inner;
+use super::ask::modes;
+use super::detail::Detail;
+use super::keep;
+use super::leave::{failed, ttl_of};
+use super::nodes::{Ours, holds, note_node, ttl_stem};
+use super::read::claim_acl;
+use super::session::Session;
+use super::unsupported;
+use super::wire::{Part, Request, Sort, code};
+
+/// How often a note is tried that others write meanwhile.
+const ROUNDS_MAX: usize = 16;
+
+pub(super) async fn amend(inner: &Inner, key: &ClaimKey, amendment: &Amendment) -> Result<Amended> {
+    let done = match inner.book.get(key) {
+        Some(record) if record.until <= SystemClock.now() => None,
+        Some(_) => amend_own(inner, key, amendment).await?,
+        None => amend_by_handle(inner, key, amendment).await?,
+    };
+    match done {
+        Some(()) => Ok(Amended::Done),
+        None => {
+            let session = inner.pool.any().await?;
+            let lineup = inner.read_line_now(&session, &key.name).await?;
+            let by = inner.holder_of_first(&session, &key.name, &lineup).await?;
+            Ok(Amended::Out { by })
+        }
+    }
+}
+
+/// Of a claim that this client made; `None` if it does not hold.
+async fn amend_own(inner: &Inner, key: &ClaimKey, amendment: &Amendment) -> Result<Option<()>> {
+    let Some(record) = keep::find(inner, key).await? else { return Ok(None) };
+    // What is written is checked with it; what is not is read.
+    if !record.is_settled() || amendment.note.is_none() {
+        let lineup = inner.read_line_now(&record.session, &record.name).await?;
+        let Some(at) = lineup.place(record.ours) else { return Ok(None) };
+        if !holds(modes(&lineup.entries[..at]), record.mode) {
+            return Ok(None);
+        }
+    }
+    let Some(note) = wanted(record.mode, amendment)? else {
+        return Ok(Some(()));
+    };
+    let path = format!("{}/{}", inner.layout.line(&record.name), note_node(record.ours));
+    let is_there = record.note_path.is_some();
+    // Before it is sent: whatever becomes of the answer, the node goes with the claim.
+    inner.book.change(key, |record| record.note_path = Some(path));
+    write(inner, &record.session, &record.paths[0], (record.ours, is_there), note).await
+}
+
+/// Of a claim that another client made: its session is taken up for a moment.
+async fn amend_by_handle(
+    inner: &Inner,
+    key: &ClaimKey,
+    amendment: &Amendment,
+) -> Result<Option<()>> {
+    let reader = inner.pool.any().await?;
+    let Some(found) = keep::seek(inner, &reader, key).await? else { return Ok(None) };
+    let entry = &found.lineup.entries[found.at];
+    if !holds(modes(&found.lineup.entries[..found.at]), entry.mode) {
+        return Ok(None);
+    }
+    let Some(note) = wanted(entry.mode, amendment)? else {
+        return Ok(Some(()));
+    };
+    // The session keeps the length that it has for the claim.
+    let stem = ttl_stem(found.ours);
+    let ttl = found.lineup.ttl_nodes(&stem).next().and_then(ttl_of);
+    let ttl = ttl.unwrap_or_else(|| Detail::decode(&found.data).ttl);
+    let Some(session) = keep::take_up(inner, &reader, key, &found, ttl).await? else {
+        return Ok(None);
+    };
+    let is_there = found.lineup.note_of(found.ours).is_some();
+    let written = write(inner, &session, &found.path, (found.ours, is_there), note).await;
+    session.leave();
+    written
+}
+
+/// The note to write, if any.
+fn wanted(mode: Mode, amendment: &Amendment) -> Result<Option<&Note>> {
+    match amendment.mode {
+        Some(other) if other != mode => {
+            Err(unsupported("change the mode of a claim that holds", "release it and claim again"))
+        }
+        _ => Ok(amendment.note.as_ref()),
+    }
+}
+
+/// Makes the node beside a claim's; `None` if the claim is not there.
+async fn write(
+    inner: &Inner,
+    session: &Session,
+    claim: &str,
+    (ours, mut is_there): (Ours, bool),
+    note: &Note,
+) -> Result<Option<()>> {
+    let line = claim.rsplit_once('/').map_or("", |(line, _)| line);
+    for _ in 0..ROUNDS_MAX {
+        let path = format!("{line}/{}", note_node(ours));
+        let (data, acl) = (note.as_str().as_bytes().to_vec(), claim_acl(inner.has_login()));
+        // Only the connection that made a node may write it, so one that is there makes way.
+        let mut parts = vec![Request::Check { path: claim.to_owned() }];
+        parts.extend(is_there.then(|| Request::Delete { path: path.clone() }));
+        parts.push(Request::Create { path, data, acl, sort: Sort::Ephemeral });
+        let reply = session.ask(Request::Multi(parts)).await?;
+        let parts = inner.parts(&reply)?;
+        match (failed(&parts), parts.first()) {
+            (code::OK, _) => return Ok(Some(())),
+            (code::NO_NODE, Some(Part::Failed(_))) => return Ok(None),
+            (code::NO_NODE, _) => is_there = false,
+            (code::NODE_EXISTS, _) => is_there = true,
+            (error, _) => return Err(inner.refusal(error)),
+        }
+    }
+    Err(inner.busy())
+}
