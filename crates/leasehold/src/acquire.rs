@@ -27,7 +27,7 @@ const RETRY_MAX: Duration = Duration::from_secs(3600);
 
 /// How long the store has for its first answer, however little time the caller has: what is free
 /// must be granted to somebody who will not wait.
-const FIRST_ANSWER: Duration = Duration::from_millis(250);
+pub(crate) const FIRST_ANSWER: Duration = Duration::from_millis(250);
 
 /// The pause before asking again when no bell can be waited for.
 const BELL_RETRY: Duration = Duration::from_millis(250);
@@ -365,7 +365,7 @@ impl Acquiring<'_> {
                 Some(deadline) if claim.join => match self.ask_until(deadline, &stay).await? {
                     Some(standing) => standing,
                     None if stay.waiting => return Ok(self.refused(claim, stay)),
-                    None => return Err(self.silent()),
+                    None => return Err(keeper.silent(self.begun)),
                 },
                 _ => keeper.engine.claim(claim).await?,
             };
@@ -428,13 +428,6 @@ impl Acquiring<'_> {
             standing = keeper.engine.claim(self.claim) => standing.map(Some),
             () = keeper.clock.sleep_until(deadline) => Ok(None),
         }
-    }
-
-    fn silent(&self) -> Error {
-        let keeper = &self.client.inner.keeper;
-        let waited = keeper.clock.now().since(self.begun);
-        let cause = format!("no answer within {waited:?}");
-        Error::Unreachable { store: keeper.engine.info().store.clone(), cause }
     }
 
     /// Waits until the claim holds or it is worth asking again; `None` when the caller's time is

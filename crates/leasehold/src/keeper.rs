@@ -165,6 +165,12 @@ impl Keeper {
         }
     }
 
+    /// The store has not answered a question of `since`, and the caller's time is up.
+    pub(crate) fn silent(&self, since: Moment) -> Error {
+        let cause = format!("no answer within {:?}", self.clock.now().since(since));
+        Error::Unreachable { store: self.engine.info().store.clone(), cause }
+    }
+
     /// Takes a tenure into care before its claim is sent, so that nothing sent is ever forgotten.
     pub(crate) fn enter(&self, tenure: &Arc<Tenure>) -> Result<()> {
         if self.is_closed() {

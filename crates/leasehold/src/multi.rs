@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use futures_util::future::select_all;
 
-use crate::acquire::{AT_ONCE, Request, Stay};
+use crate::acquire::{AT_ONCE, FIRST_ANSWER, Request, Stay};
 use crate::claim::Standing;
 use crate::client::Client;
 use crate::clock::Moment;
@@ -102,7 +102,7 @@ impl Multi {
 
     async fn lock_until(&self, deadline: Option<Moment>) -> Result<Option<Leases>> {
         let requests = self.requests.as_ref().map_err(Invalid::clone)?;
-        if let Some(leases) = at_once(requests).await? {
+        if let Some(leases) = at_once(requests, deadline).await? {
             return Ok(Some(Leases { leases }));
         }
         // Whoever waits long for the last name may lose the first one on the way. Nothing has
@@ -129,7 +129,7 @@ impl Multi {
 }
 
 /// Takes all in one exchange; `None` if not all are free, or the store cannot.
-async fn at_once(requests: &[Request]) -> Result<Option<Vec<Lease>>> {
+async fn at_once(requests: &[Request], deadline: Option<Moment>) -> Result<Option<Vec<Lease>>> {
     let client = requests[0].client();
     let keeper = &client.inner.keeper;
     let some = 2..=AT_ONCE_MAX;
@@ -145,7 +145,19 @@ async fn at_once(requests: &[Request]) -> Result<Option<Vec<Lease>>> {
         stays.push(Stay::begin(client, &claim, terms, begun)?);
         claims.push(claim);
     }
-    let Some(standings) = keeper.engine.claim_all(&claims).await? else {
+    // Trying without waiting in line still waits for the answer.
+    let until = match deadline {
+        None | Some(AT_ONCE) => Moment::NEVER,
+        Some(deadline) => deadline.max(begun + FIRST_ANSWER),
+    };
+    let standings = tokio::select! {
+        biased;
+        standings = keeper.engine.claim_all(&claims) => standings?,
+        () = keeper.clock.sleep_until(until), if until != Moment::NEVER => {
+            return Err(keeper.silent(begun));
+        }
+    };
+    let Some(standings) = standings else {
         stays.into_iter().for_each(Stay::forget);
         return Ok(None);
     };

@@ -57,9 +57,7 @@ impl Terms {
         let own = remaining.saturating_sub(self.delay);
         own.saturating_sub(margin(own))
     }
-}
 
-impl Terms {
     /// Whether the lease lasts until its owner gives it back.
     pub(crate) fn lasts(&self) -> bool {
         self.renew && self.hold_at_most.is_none()

@@ -23,6 +23,7 @@ super::cases! {
     many_claims_are_refused_together: many,
     many_claims_are_safe_to_repeat: many,
     many_names_in_several_modes: shared,
+    many_names_of_a_silent_store_are_not_waited_for_past_the_limit,
 }
 
 const NAMES: [&str; 3] = ["many:c", "many:a", "many:b"];
@@ -201,5 +202,18 @@ async fn many_names_in_several_modes(lab: Arc<dyn Harness>) -> Outcome {
     drop(reader);
     writer.served().await?;
     assert!(two.mutex("many:b").lock_within(Duration::from_secs(5)).await?.is_some());
+    Ok(())
+}
+
+async fn many_names_of_a_silent_store_are_not_waited_for_past_the_limit(
+    lab: Arc<dyn Harness>,
+) -> Outcome {
+    let (one, chaos) = lab.troubled().await?;
+    one.mutex("many:warm").lock().await?.release().await?;
+    chaos.next(Verb::Claim, Trouble::Hang, 1);
+    let many = one.mutexes(NAMES);
+    let asked = soon("an answer", many.lock_within(Duration::from_millis(50))).await?;
+    assert!(matches!(asked, Err(Error::Unreachable { .. })), "{asked:?}");
+    chaos.heal();
     Ok(())
 }
