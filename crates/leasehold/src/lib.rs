@@ -79,6 +79,8 @@ mod semaphore;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
 mod tenure;
+#[cfg(any(feature = "postgres", feature = "zookeeper"))]
+mod tls;
 #[cfg(feature = "zookeeper")]
 pub mod zookeeper;
 

@@ -10,8 +10,9 @@ const FUNCTION_LINES_MAX: usize = 70;
 
 /// What an engine may use of the library, so that moving one out is a file move. The quorum is
 /// one engine and what its nodes are written against.
-const ENGINE_IMPORTS: &[&str] =
-    &["address", "bell", "claim", "clock", "engine", "error", "lane", "line", "name", "quorum"];
+const ENGINE_IMPORTS: &[&str] = &[
+    "address", "bell", "claim", "clock", "engine", "error", "lane", "line", "name", "quorum", "tls",
+];
 
 fn root() -> PathBuf {
     let crates = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("in a folder");

@@ -1,15 +1,14 @@
-//! TLS to a server that must prove who it is. There is no way to turn that off but doing without.
+//! TLS as the driver wants it.
 
 use std::fmt;
-use std::sync::Arc;
 
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use rustls::{ClientConfig, RootCertStore};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
-use crate::address::{TlsFiles, bad};
+use crate::address::TlsFiles;
 use crate::error::Result;
+use crate::tls::{OptionNames, client_config};
+
+const NAMES: OptionNames = OptionNames { ca: "sslrootcert", cert: "sslcert", key: "sslkey" };
 
 /// Makes TLS connections that check the server's certificate and its name.
 #[derive(Clone)]
@@ -22,49 +21,7 @@ impl fmt::Debug for Tls {
 }
 
 impl Tls {
-    /// Trusts the given authorities, or those of the system.
     pub(super) fn new(files: &TlsFiles) -> Result<Tls> {
-        // Named here: a program may have several, and then none is the default.
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let config = ClientConfig::builder_with_provider(provider)
-            .with_safe_default_protocol_versions()
-            .map_err(|error| bad("sslmode", &format!("cannot be had: {error}")))?
-            .with_root_certificates(roots(files)?);
-        let config = match &files.identity {
-            None => config.with_no_client_auth(),
-            Some((chain, key)) => {
-                let refuse = |error| bad("sslcert", &format!("cannot be used: {error}"));
-                let chain = certificates("sslcert", chain)?;
-                let key = PrivateKeyDer::from_pem_slice(key)
-                    .map_err(|error| bad("sslkey", &format!("has no key in PEM: {error}")))?;
-                config.with_client_auth_cert(chain, key).map_err(refuse)?
-            }
-        };
-        Ok(Tls(MakeRustlsConnect::new(config)))
-    }
-}
-
-fn roots(files: &TlsFiles) -> Result<RootCertStore> {
-    let mut roots = RootCertStore::empty();
-    match &files.ca {
-        Some(pem) => {
-            for certificate in certificates("sslrootcert", pem)? {
-                let added = roots.add(certificate);
-                added.map_err(|error| bad("sslrootcert", &format!("cannot be used: {error}")))?;
-            }
-        }
-        None => {
-            // Some of a system's many may be odd; without any, no server will be trusted.
-            roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
-        }
-    }
-    Ok(roots)
-}
-
-fn certificates(option: &str, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>> {
-    let found: std::result::Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
-    match found {
-        Ok(certificates) if !certificates.is_empty() => Ok(certificates),
-        _ => Err(bad(option, "has no certificate in PEM")),
+        Ok(Tls(MakeRustlsConnect::new(client_config(files, &NAMES)?)))
     }
 }
