@@ -133,8 +133,9 @@ impl Inner {
                 }
                 Err(error) => causes[node] = cause(&error),
             }
+            let all_in = leaving.is_empty();
             let told: Option<Vec<Released>> =
-                answers.iter().map(|answers| tally::released(answers)).collect();
+                answers.iter().map(|answers| tally::released(answers, all_in)).collect();
             if let Some(told) = told
                 && let Some(answer) = answer.take()
             {

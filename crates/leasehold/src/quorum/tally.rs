@@ -103,13 +103,17 @@ impl RenewalTally {
 }
 
 /// What the answers of all nodes to a release mean. `None` stands for a node that gave none, and
-/// for the whole if too few did: the release is then to be sent again, which is harmless.
-pub fn released(answers: &[Option<Released>]) -> Option<Released> {
+/// for the whole if that is not known yet, or never will be: the release is then to be sent
+/// again, which is harmless.
+///
+/// A minority may have let the claim in after it was evicted elsewhere, and says that it was
+/// released. So that alone says nothing while others have still to answer (`all_in` is false).
+pub fn released(answers: &[Option<Released>], all_in: bool) -> Option<Released> {
     let needed = majority(answers.len());
     let answered = answers.iter().flatten().count();
-    let missing = |answer: &&Released| !matches!(answer, Released::Released);
-    let lost = answers.iter().flatten().filter(missing).count();
-    if answers.len() - lost < needed {
+    let gone = |answer: &&Released| matches!(answer, Released::Released);
+    let released = answers.iter().flatten().filter(gone).count();
+    if answered - released > answers.len() - needed {
         let by = |answer: &Released| match answer {
             Released::TakenBy(holder) => Some(holder.clone()),
             _ => None,
@@ -117,7 +121,7 @@ pub fn released(answers: &[Option<Released>]) -> Option<Released> {
         let by = most_named(answers.iter().flatten().filter_map(by).collect());
         return Some(by.map_or(Released::AlreadyExpired, Released::TakenBy));
     }
-    (answered >= needed).then_some(Released::Released)
+    (released >= needed || all_in && answered >= needed).then_some(Released::Released)
 }
 
 fn most_named(named: Vec<Holder>) -> Option<Holder> {
@@ -197,18 +201,27 @@ mod tests {
     #[test]
     fn a_release_is_told_by_a_majority() {
         let gone = || Some(Released::Released);
-        assert_eq!(released(&[gone(), gone(), None]), Some(Released::Released));
-        assert_eq!(released(&[gone(), None, None]), None, "too few to know");
+        assert_eq!(released(&[gone(), gone(), None], false), Some(Released::Released));
+        assert_eq!(released(&[gone(), None, None], true), None, "too few to know");
         let again = [Some(Released::AlreadyExpired), gone(), None];
-        assert_eq!(released(&again), Some(Released::Released), "sent twice, answered once each");
+        assert_eq!(released(&again, false), None, "the third decides");
+        assert_eq!(released(&again, true), Some(Released::Released), "sent twice, answered once");
     }
 
     #[test]
     fn a_release_of_what_a_majority_lost_says_so() {
         let taken = || Some(Released::TakenBy(holder(3)));
         let gone = || Some(Released::Released);
-        assert_eq!(released(&[taken(), taken(), gone()]), Some(Released::TakenBy(holder(3))));
+        assert_eq!(released(&[taken(), taken(), gone()], false), taken());
         let expired = || Some(Released::AlreadyExpired);
-        assert_eq!(released(&[expired(), None, expired()]), Some(Released::AlreadyExpired));
+        assert_eq!(released(&[expired(), None, expired()], false), expired());
+    }
+
+    #[test]
+    fn a_minority_that_still_had_the_claim_does_not_make_it_released() {
+        let taken = || Some(Released::TakenBy(holder(3)));
+        let gone = || Some(Released::Released);
+        assert_eq!(released(&[gone(), gone(), taken(), None, None], false), None);
+        assert_eq!(released(&[gone(), gone(), taken(), taken(), taken()], true), taken());
     }
 }
