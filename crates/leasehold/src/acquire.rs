@@ -12,7 +12,7 @@ use tracing::Instrument;
 
 use crate::claim::{Claim, ClaimKey, HolderId, Mode, Note, Standing, Token, Ttl};
 use crate::client::Client;
-use crate::clock::Moment;
+use crate::clock::{Moment, Reading};
 use crate::engine::{Query, Wake};
 use crate::error::{Cycle, Error, Result};
 use crate::keeper::Keeper;
@@ -210,22 +210,18 @@ impl Request {
     /// more than that.
     fn on_the_spot(&self) -> Option<Result<Lease>> {
         let keeper = &self.client.inner.keeper;
-        if keeper.engine.info().can_fail || self.reentrant || keeper.observer.is_some() {
-            return None;
-        }
-        if tracing::enabled!(tracing::Level::DEBUG) {
+        let plain = keeper.answers_now && !self.reentrant;
+        if !plain || tracing::enabled!(tracing::Level::DEBUG) {
             return None;
         }
         let (claim, terms) = match self.checked(false) {
             Ok(checked) => checked,
             Err(error) => return Some(Err(error)),
         };
-        let sent = keeper.clock.now();
-        let Ok(Standing::Held { fence, remaining }) = keeper.direct.claim_now(&claim)? else {
-            return None;
-        };
-        let (tenure, due) = Tenure::held(claim.key, terms, fence, (sent, remaining));
-        let tenure = Arc::new(self.client.in_scope(tenure));
+        let read = Reading::of(&keeper.clock);
+        let (fence, remaining) = keeper.direct.claim_now(&claim, read)?;
+        let (tenure, due) = Tenure::held(claim.key, terms, fence, (read.at, remaining));
+        self.client.put_in_scope(&tenure);
         if let Err(error) = keeper.enter(&tenure) {
             drop(keeper.direct.release_now(&tenure.key));
             return Some(Err(error));
@@ -253,8 +249,12 @@ impl Request {
     }
 
     /// A claim of this request and its terms, if the options keep to the rules.
+    #[inline(always)]
     pub(crate) fn checked(&self, join: bool) -> Result<(Claim, Terms)> {
-        let name = self.name.clone()?;
+        let name = match &self.name {
+            Ok(name) => name.clone(),
+            Err(invalid) => return Err(invalid.clone().into()),
+        };
         let ttl = Ttl::new(self.ttl)?;
         let mode = self.mode.checked()?;
         let note = Note::new(&self.note)?;
@@ -551,8 +551,8 @@ impl<'a> Stay<'a> {
         now: Moment,
     ) -> Result<Self> {
         let (keeper, holder) = (&client.inner.keeper, claim.holder.id());
-        let tenure = Tenure::new(claim.key.clone(), terms, now);
-        let tenure = Arc::new(client.in_scope(tenure));
+        let tenure = Arc::new(Tenure::new(claim.key.clone(), terms, now));
+        client.put_in_scope(&tenure);
         keeper.enter(&tenure)?;
         Ok(Self { keeper, tenure, holder, waiting: false, settled: false })
     }

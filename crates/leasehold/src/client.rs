@@ -222,11 +222,10 @@ impl Client {
     }
 
     /// A tenure of this client: one that does one thing at a time says so.
-    pub(crate) fn in_scope(&self, tenure: Tenure) -> Tenure {
+    pub(crate) fn put_in_scope(&self, tenure: &Tenure) {
         if self.inner.alone {
             tenure.usage.belongs_to(Scope::alone(self.inner.holder.id()));
         }
-        tenure
     }
 
     fn of(inner: Inner) -> Self {

@@ -52,6 +52,27 @@ impl std::ops::Sub<Duration> for Moment {
     }
 }
 
+/// What a clock showed, for others who may count on the same one.
+#[derive(Debug, Clone, Copy)]
+pub struct Reading<'a> {
+    /// Which clock.
+    pub clock: &'a Arc<dyn Clock>,
+    /// What it showed.
+    pub at: Moment,
+}
+
+impl<'a> Reading<'a> {
+    /// Reads a clock.
+    pub fn of(clock: &'a Arc<dyn Clock>) -> Self {
+        Self { clock, at: clock.now() }
+    }
+
+    /// What `clock` shows: what it showed a moment ago, if it is the one that was read.
+    pub fn on(&self, clock: &Arc<dyn Clock>) -> Moment {
+        if Arc::ptr_eq(self.clock, clock) { self.at } else { clock.now() }
+    }
+}
+
 /// Where deadlines come from.
 pub trait Clock: fmt::Debug + Send + Sync + 'static {
     /// The present instant.

@@ -13,6 +13,7 @@ use futures_util::stream::BoxStream;
 use crate::claim::{
     Amended, Amendment, Claim, ClaimKey, Holder, HolderId, Mode, Note, Released, Renewal, Standing,
 };
+use crate::clock::Reading;
 use crate::error::{Kind, Result};
 use crate::name::Name;
 
@@ -30,9 +31,12 @@ pub trait Engine: fmt::Debug + Send + Sync + 'static {
     /// Joins the line, asks how a claim stands, or confirms that it holds.
     async fn claim(&self, claim: &Claim) -> Result<Standing>;
 
-    /// As `claim` of a claim that does not join, on the spot, without a runtime. `None` where the
-    /// store cannot answer without waiting.
-    fn claim_now(&self, claim: &Claim) -> Option<Result<Standing>>;
+    /// Makes a claim that does not join, on the spot, without a runtime. If it holds, says its
+    /// fence and for how long the store keeps it. `None` if it does not, or the store cannot
+    /// answer without waiting; then it is not in line. The caller has just read its clock.
+    fn claim_now(&self, _claim: &Claim, _read: Reading<'_>) -> Option<(u64, Duration)> {
+        None
+    }
 
     /// Makes claims on different names in one exchange, so that all of them hold; `None` if one
     /// would not, or the store cannot tell in one exchange, and then none is in its line. No claim

@@ -49,6 +49,8 @@ pub(crate) struct Keeper {
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) counters: Counters,
     pub(crate) observer: Option<Arc<dyn Observer>>,
+    /// Whether what is free may be taken on the spot, with nobody to tell of it.
+    pub(crate) answers_now: bool,
     registry: Registry,
     notices: Notices,
     desk: Mutex<Desk>,
@@ -140,7 +142,9 @@ impl Keeper {
         clock: Arc<dyn Clock>,
         observer: Option<Arc<dyn Observer>>,
     ) -> Arc<Self> {
+        let answers_now = !direct.info().can_fail && observer.is_none();
         Arc::new(Self {
+            answers_now,
             engine: Retry::wrap(Arc::clone(&direct), retry),
             direct,
             clock,
@@ -230,8 +234,10 @@ impl Keeper {
     /// Finishes a tenure whose last owner went away: its claim leaves the store now where the
     /// engine answers at once, else as soon as the keeper gets through.
     pub(crate) fn abandon(self: &Arc<Self>, tenure: &Tenure) {
-        if let Some(ended) = tenure.leave().and_then(|ended| self.strike(tenure, ended)) {
-            self.take_out(tenure, ended);
+        if let Some(ended) = tenure.leave()
+            && self.strike(tenure, &ended)
+        {
+            self.take_out(tenure, &ended);
         }
     }
 
@@ -239,28 +245,36 @@ impl Keeper {
     /// before, because the answer to it may have come later than that.
     pub(crate) fn withdraw(self: &Arc<Self>, tenure: &Tenure) {
         let ended = self.end(tenure);
-        self.take_out(tenure, ended.unwrap_or_else(|| tenure.ended(Phase::Done)));
+        self.take_out(tenure, &ended.unwrap_or_else(|| tenure.ended(Phase::Done)));
     }
 
-    fn take_out(self: &Arc<Self>, tenure: &Tenure, ended: Ended) {
-        let released = if ended.is_kept() { None } else { self.direct.release_now(&tenure.key) };
-        match released {
-            Some(released) => self.count_end(tenure, &ended, &released),
-            None => self.part_later(tenure, &ended),
+    fn take_out(self: &Arc<Self>, tenure: &Tenure, ended: &Ended) {
+        if self.release_now(tenure, ended).is_none() {
+            self.part_later(tenure, ended);
         }
+    }
+
+    /// Gives back what ended, where the store answers without waiting.
+    pub(crate) fn release_now(&self, tenure: &Tenure, ended: &Ended) -> Option<Released> {
+        if ended.is_kept() {
+            return None;
+        }
+        let released = self.direct.release_now(&tenure.key)?;
+        self.count_end(tenure, ended, &released);
+        Some(released)
     }
 
     /// Ends a tenure; `None` if nothing of it can be left in the store.
     pub(crate) fn end(&self, tenure: &Tenure) -> Option<Ended> {
         let ended = tenure.finish()?;
-        self.strike(tenure, ended)
+        self.strike(tenure, &ended).then_some(ended)
     }
 
-    fn strike(&self, tenure: &Tenure, ended: Ended) -> Option<Ended> {
+    /// Takes a tenure that ended off the list; whether something of it can be left in the store.
+    pub(crate) fn strike(&self, tenure: &Tenure, ended: &Ended) -> bool {
         self.registry.leave(tenure);
         // What is lost, the store has dropped, or the keeper took out when it found the loss.
-        let left = !matches!(ended.phase, Phase::Lost(_) | Phase::Done);
-        left.then_some(ended)
+        !matches!(ended.phase, Phase::Lost(_) | Phase::Done)
     }
 
     /// Leaves a tenure that ended to the keeper. What becomes of it is not waited for, so it

@@ -15,7 +15,7 @@ use crate::error::{Error, LostCause, Result};
 use crate::handle::Handle;
 use crate::keeper;
 use crate::name::Name;
-use crate::tenure::{Ended, LeaseState, Tenure};
+use crate::tenure::{Ended, LeaseState, Phase, Tenure};
 
 /// A lock that is held.
 ///
@@ -223,7 +223,8 @@ impl Lease {
             self.extend(ttl.get()).await?;
         }
         let handle = self.handle();
-        if self.leave() {
+        self.entered = false;
+        if self.tenure.leave().is_some() {
             self.inner().keeper.forget(&self.tenure);
             self.inner().keeper.counters.detached();
         }
@@ -236,23 +237,17 @@ impl Lease {
     ///
     /// Dropping the future finishes the release in the background.
     pub async fn release(mut self) -> Result<Released> {
-        if !self.leave() {
-            return Ok(Released::StillEntered);
+        self.entered = false;
+        let Some(ended) = self.tenure.leave() else { return Ok(Released::StillEntered) };
+        let keeper = &self.inner().keeper;
+        if !keeper.strike(&self.tenure, &ended) {
+            return Ok(self.what_became(ended.phase).await);
         }
-        let keeper = Arc::clone(&self.inner().keeper);
-        let lost = self.tenure.lost(keeper.clock.now());
-        let Some(ended) = keeper.end(&self.tenure) else {
-            return Ok(self.what_became(lost).await);
-        };
-        if !ended.is_kept()
-            && let Some(released) = keeper.direct.release_now(&self.tenure.key)
-        {
-            keeper.count_end(&self.tenure, &ended, &released);
+        if let Some(released) = keeper.release_now(&self.tenure, &ended) {
             return Ok(released);
         }
         let (parting, kept) = (keeper::Parting::of(&self.tenure, &ended), ended.is_kept());
-        let mut unfinished =
-            Unfinished { keeper: &keeper, tenure: &self.tenure, ended: Some(ended) };
+        let mut unfinished = Unfinished { keeper, tenure: &self.tenure, ended: Some(ended) };
         if kept {
             // A renewal that is on its way would make it end earlier again.
             self.tenure.landed().await;
@@ -266,10 +261,10 @@ impl Lease {
 
     /// What to say about a lease that was lost. The store is asked once at most: no time is spent
     /// on giving back what is gone.
-    async fn what_became(&self, lost: Option<LostCause>) -> Released {
-        match lost {
-            Some(LostCause::TakenBy(holder)) => Released::TakenBy(holder),
-            Some(LostCause::Expired | LostCause::Removed) => {
+    async fn what_became(&self, phase: Phase) -> Released {
+        match phase {
+            Phase::Lost(LostCause::TakenBy(holder)) => Released::TakenBy(holder),
+            Phase::Lost(LostCause::Expired | LostCause::Removed) => {
                 let key = std::slice::from_ref(&self.tenure.key);
                 let answer = self.inner().keeper.direct.release(key).await;
                 let answer = answer.ok().and_then(|answers| answers.into_iter().next());
@@ -288,16 +283,6 @@ impl Lease {
     /// processes do not see it. [`Client::clear_poison`](crate::Client::clear_poison) removes it.
     pub fn is_poisoned(&self) -> bool {
         self.inner().poison.is_set(self.name())
-    }
-
-    /// Takes back this value's entry; true if it was the last one.
-    fn leave(&mut self) -> bool {
-        if !std::mem::take(&mut self.entered) {
-            return false;
-        }
-        let mut life = self.tenure.life();
-        life.entries = life.entries.saturating_sub(1);
-        life.entries == 0
     }
 }
 

@@ -207,8 +207,9 @@ impl<B> Line<B> {
         if ahead >= CLAIMS_MAX {
             return Err(Refusal::Full);
         }
+        let fence = fence();
         let entry = Entry {
-            fence: fence(),
+            fence,
             token: claim.key.token,
             mode: claim.mode,
             holder: claim.holder.clone(),
@@ -224,7 +225,10 @@ impl<B> Line<B> {
             self.entries.reserve_exact(1);
         }
         self.entries.push_back(entry);
-        Ok(self.standing(now, ahead))
+        Ok(match holds {
+            true => Standing::Held { fence, remaining: claim.ttl },
+            false => self.standing(now, ahead),
+        })
     }
 
     /// Keeps a claim alive. It is never put back: a claim that is not in line stays out.

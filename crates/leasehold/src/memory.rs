@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::hash::BuildHasher;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_util::stream::{BoxStream, StreamExt};
@@ -17,7 +18,7 @@ use crate::bell::Bell;
 use crate::claim::{
     Amended, Amendment, Claim, ClaimKey, Holder, HolderId, Released, Renewal, Standing, Token,
 };
-use crate::clock::{Clock, Moment, SystemClock, VirtualClock};
+use crate::clock::{Clock, Moment, Reading, SystemClock, VirtualClock};
 use crate::engine::{
     Capabilities, Counts, Engine, Event, EventKind, Eviction, Finding, Info, Level, LineView,
     Notice, Page, Query, Resize, Resized, Select, Totals, Wait, Wake,
@@ -256,9 +257,9 @@ impl Store {
         }
     }
 
-    fn claim(&self, claim: &Claim) -> Result<Standing> {
+    fn claim(&self, claim: &Claim, now: Moment) -> Result<Standing> {
         let hash = self.hash(&claim.key.name);
-        self.claim_in(&mut self.shard(hash), hash, claim)
+        self.claim_in(&mut self.shard(hash), (hash, now), claim)
     }
 
     /// Holds the shards of all names together, in one order for everybody.
@@ -281,14 +282,18 @@ impl Store {
         let mut standings = Vec::with_capacity(claims.len());
         for (claim, hash) in claims.iter().zip(&hashes) {
             if let Some(shard) = shards.get_mut(&shard_of(*hash)) {
-                standings.push(self.claim_in(shard, *hash, claim)?);
+                standings.push(self.claim_in(shard, (*hash, now), claim)?);
             }
         }
         Ok(Some(standings))
     }
 
-    fn claim_in(&self, shard: &mut Shard, hash: u64, claim: &Claim) -> Result<Standing> {
-        let now = self.clock.now();
+    fn claim_in(
+        &self,
+        shard: &mut Shard,
+        (hash, now): (u64, Moment),
+        claim: &Claim,
+    ) -> Result<Standing> {
         let name = &claim.key.name;
         let line = shard.lines.get_or_insert(&self.hasher, hash, name, now);
         self.refresh(name, line, now);
@@ -491,11 +496,14 @@ impl Engine for Memory {
     }
 
     async fn claim(&self, claim: &Claim) -> Result<Standing> {
-        self.store.claim(claim)
+        self.store.claim(claim, self.store.clock.now())
     }
 
-    fn claim_now(&self, claim: &Claim) -> Option<Result<Standing>> {
-        Some(self.store.claim(claim))
+    fn claim_now(&self, claim: &Claim, read: Reading<'_>) -> Option<(u64, Duration)> {
+        match self.store.claim(claim, read.on(&self.store.clock)) {
+            Ok(Standing::Held { fence, remaining }) => Some((fence, remaining)),
+            _ => None,
+        }
     }
 
     async fn claim_all(&self, claims: &[Claim]) -> Result<Option<Vec<Standing>>> {

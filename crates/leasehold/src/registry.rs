@@ -36,14 +36,20 @@ impl Registry {
             });
         }
         let index = slab.insert(Arc::clone(tenure));
-        tenure.slot.store(index * LANES + lane, Ordering::Release);
+        tenure.slot.store(index * LANES + lane, Ordering::Relaxed);
         Ok(())
     }
 
     pub(crate) fn leave(&self, tenure: &Tenure) {
-        let slot = tenure.slot.swap(usize::MAX, Ordering::AcqRel);
-        if slot != usize::MAX {
-            self.slab(slot % LANES).try_remove(slot / LANES);
+        let slot = tenure.slot.load(Ordering::Relaxed);
+        if slot == usize::MAX {
+            return;
+        }
+        // Its slab's lock says who takes it out, if several want to.
+        let mut slab = self.slab(slot % LANES);
+        if tenure.slot.load(Ordering::Relaxed) == slot {
+            tenure.slot.store(usize::MAX, Ordering::Relaxed);
+            slab.try_remove(slot / LANES);
         }
     }
 

@@ -124,30 +124,7 @@ pub(crate) enum Duty {
 
 impl Tenure {
     pub(crate) fn new(key: ClaimKey, terms: Terms, now: Moment) -> Self {
-        let life = Life {
-            phase: Phase::Asking,
-            terms,
-            fence: 0,
-            since: now,
-            deadline: Moment::NEVER,
-            due: Moment::NEVER,
-            beat: now,
-            provisional: false,
-            failures: 0,
-            unreachable: false,
-            in_flight: false,
-            landing: None,
-            answers: 0,
-            entries: 1,
-        };
-        Self {
-            key,
-            bell: Notify::new(),
-            changed: Notify::new(),
-            life: Mutex::new(life),
-            slot: AtomicUsize::new(usize::MAX),
-            usage: Usage::here(),
-        }
+        Self::of(key, Life::new(terms, now))
     }
 
     /// A tenure that holds from the start, by an answer to a request sent at `sent`; and when the
@@ -157,14 +134,25 @@ impl Tenure {
         terms: Terms,
         fence: u64,
         (sent, remaining): (Moment, Duration),
-    ) -> (Self, Moment) {
-        let mut tenure = Self::new(key, terms, sent);
-        let life = tenure.life.get_mut().unwrap_or_else(PoisonError::into_inner);
+    ) -> (Arc<Self>, Moment) {
+        let mut life = Life::new(terms, sent);
         life.phase = Phase::Held;
         life.fence = fence;
         life.keep(sent, remaining);
         let due = life.next_event();
-        (tenure, due)
+        (Arc::new(Self::of(key, life)), due)
+    }
+
+    #[inline(always)]
+    fn of(key: ClaimKey, life: Life) -> Self {
+        Self {
+            key,
+            bell: Notify::new(),
+            changed: Notify::new(),
+            life: Mutex::new(life),
+            slot: AtomicUsize::new(usize::MAX),
+            usage: Usage::here(),
+        }
     }
 
     pub(crate) fn life(&self) -> MutexGuard<'_, Life> {
@@ -268,7 +256,7 @@ impl Tenure {
     pub(crate) fn leave(&self) -> Option<Ended> {
         let mut life = self.life();
         life.entries = life.entries.saturating_sub(1);
-        if life.entries > 0 || life.phase == Phase::Done {
+        if life.entries > 0 {
             return None;
         }
         let phase = std::mem::replace(&mut life.phase, Phase::Done);
@@ -452,6 +440,26 @@ fn part(span: Duration, percent: u32) -> Duration {
 }
 
 impl Life {
+    #[inline(always)]
+    fn new(terms: Terms, now: Moment) -> Self {
+        Self {
+            phase: Phase::Asking,
+            terms,
+            fence: 0,
+            since: now,
+            deadline: Moment::NEVER,
+            due: Moment::NEVER,
+            beat: now,
+            provisional: false,
+            failures: 0,
+            unreachable: false,
+            in_flight: false,
+            landing: None,
+            answers: 0,
+            entries: 1,
+        }
+    }
+
     fn keep(&mut self, sent: Moment, remaining: Duration) {
         self.keep_safe(sent, self.terms.safe(remaining));
     }

@@ -3,6 +3,7 @@
 //! A harness hands engines out without saying their type, and clients and layers want a value.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_util::stream::BoxStream;
@@ -10,6 +11,7 @@ use leasehold::Result;
 use leasehold::claim::{
     Amended, Amendment, Claim, ClaimKey, Holder, HolderId, Released, Renewal, Standing,
 };
+use leasehold::clock::Reading;
 use leasehold::engine::{
     Counts, Engine, Event, Eviction, Finding, Info, Notice, Page, Query, Resize, Resized, Totals,
     Wait, Wake,
@@ -28,8 +30,8 @@ impl Engine for Forward {
         self.0.claim(claim).await
     }
 
-    fn claim_now(&self, claim: &Claim) -> Option<Result<Standing>> {
-        self.0.claim_now(claim)
+    fn claim_now(&self, claim: &Claim, read: Reading<'_>) -> Option<(u64, Duration)> {
+        self.0.claim_now(claim, read)
     }
 
     async fn claim_all(&self, claims: &[Claim]) -> Result<Option<Vec<Standing>>> {

@@ -132,10 +132,6 @@ impl Engine for Etcd {
         Ok(standing)
     }
 
-    fn claim_now(&self, _claim: &Claim) -> Option<Result<Standing>> {
-        None
-    }
-
     async fn claim_all(&self, claims: &[Claim]) -> Result<Option<Vec<Standing>>> {
         ask::claim_all(&self.inner, claims).await
     }

@@ -194,11 +194,6 @@ impl Engine for Troubled {
         self.through(Verb::Claim, self.engine.claim(claim)).await
     }
 
-    fn claim_now(&self, _claim: &Claim) -> Option<Result<Standing>> {
-        // What goes wrong with claims goes wrong on the long way.
-        None
-    }
-
     async fn claim_all(&self, claims: &[Claim]) -> Result<Option<Vec<Standing>>> {
         self.through(Verb::Claim, self.engine.claim_all(claims)).await
     }

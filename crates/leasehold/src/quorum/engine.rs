@@ -305,10 +305,6 @@ impl Engine for Quorum {
         self.inner.ask(claim).await
     }
 
-    fn claim_now(&self, _claim: &Claim) -> Option<Result<Standing>> {
-        None
-    }
-
     async fn claim_all(&self, _claims: &[Claim]) -> Result<Option<Vec<Standing>>> {
         Ok(None)
     }

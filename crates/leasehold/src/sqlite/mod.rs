@@ -332,10 +332,6 @@ impl Engine for Sqlite {
         Ok(standing)
     }
 
-    fn claim_now(&self, _claim: &Claim) -> Option<Result<Standing>> {
-        None
-    }
-
     async fn claim_all(&self, claims: &[Claim]) -> Result<Option<Vec<Standing>>> {
         let mailbox = self.inner.bells.mailbox();
         self.inner.write(|verb| verb.claim_all(claims, mailbox)).await

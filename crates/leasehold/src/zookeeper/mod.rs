@@ -184,10 +184,6 @@ impl Engine for ZooKeeper {
         Ok(standing)
     }
 
-    fn claim_now(&self, _claim: &Claim) -> Option<Result<Standing>> {
-        None
-    }
-
     async fn claim_all(&self, _claims: &[Claim]) -> Result<Option<Vec<Standing>>> {
         Ok(None)
     }

@@ -209,10 +209,6 @@ impl Engine for Hooked {
         self.through(Verb::Claim, self.engine.claim(claim)).await
     }
 
-    fn claim_now(&self, _claim: &Claim) -> Option<Result<Standing>> {
-        None
-    }
-
     async fn claim_all(&self, claims: &[Claim]) -> Result<Option<Vec<Standing>>> {
         self.through(Verb::Claim, self.engine.claim_all(claims)).await
     }

@@ -227,10 +227,6 @@ impl Engine for Advisory {
         self.inner.claim(claim).await
     }
 
-    fn claim_now(&self, _claim: &Claim) -> Option<Result<Standing>> {
-        None
-    }
-
     async fn claim_all(&self, _claims: &[Claim]) -> Result<Option<Vec<Standing>>> {
         Ok(None)
     }

@@ -241,10 +241,6 @@ impl Engine for LeaseTable {
         Ok(standing)
     }
 
-    fn claim_now(&self, _claim: &Claim) -> Option<Result<Standing>> {
-        None
-    }
-
     async fn claim_all(&self, claims: &[Claim]) -> Result<Option<Vec<Standing>>> {
         self.inner.claim_all(claims).await
     }
