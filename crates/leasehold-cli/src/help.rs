@@ -8,8 +8,16 @@ Examples:
   leasehold list                               who holds what, who waits
 
 Stores (--url or LEASEHOLD_URL):
-  memory:        this process only, to try things out
-  sqlite:PATH    a file, for all processes of one machine
+  memory:                             this process only, to try things out
+  sqlite:PATH                         a file, for all processes of one machine
+  redis://HOST                        one Redis; rediss:// with TLS
+  redis+sentinel://HOST,HOST/MASTER   a Redis that Sentinel watches over
+  redis+cluster://HOST,HOST           a Redis Cluster
+  redlock://HOST,HOST,HOST            a majority of independent Redis servers
+  postgres://HOST/DATABASE            a table of leases in PostgreSQL
+  postgres+advisory://HOST/DATABASE   the advisory locks of PostgreSQL
+  etcd://HOST,HOST                    etcd; etcds:// with TLS
+  zk://HOST,HOST                      ZooKeeper; zks:// with TLS
 
 A url with a password goes into LEASEHOLD_URL or a file for --url-file, never into an argument.
 
