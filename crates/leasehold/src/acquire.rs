@@ -12,7 +12,7 @@ use tracing::Instrument;
 
 use crate::claim::{Claim, ClaimKey, HolderId, Mode, Note, Standing, Token, Ttl};
 use crate::client::Client;
-use crate::clock::{Moment, Reading};
+use crate::clock::{Glance, Moment};
 use crate::engine::{Query, Wake};
 use crate::error::{Cycle, Error, Result};
 use crate::keeper::Keeper;
@@ -218,9 +218,9 @@ impl Request {
             Ok(checked) => checked,
             Err(error) => return Some(Err(error)),
         };
-        let read = Reading::of(&keeper.clock);
-        let (fence, remaining) = keeper.direct.claim_now(&claim, read)?;
-        let (tenure, due) = Tenure::held(claim.key, terms, fence, (read.at, remaining));
+        let glance = Glance::of(&keeper.clock);
+        let (fence, remaining) = keeper.direct.claim_now(&claim, glance)?;
+        let (tenure, due) = Tenure::held(claim.key, terms, fence, (glance.at, remaining));
         self.client.put_in_scope(&tenure);
         if let Err(error) = keeper.enter(&tenure) {
             drop(keeper.direct.release_now(&tenure.key));

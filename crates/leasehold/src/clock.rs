@@ -54,14 +54,14 @@ impl std::ops::Sub<Duration> for Moment {
 
 /// What a clock showed, for others who may count on the same one.
 #[derive(Debug, Clone, Copy)]
-pub struct Reading<'a> {
+pub struct Glance<'a> {
     /// Which clock.
     pub clock: &'a Arc<dyn Clock>,
     /// What it showed.
     pub at: Moment,
 }
 
-impl<'a> Reading<'a> {
+impl<'a> Glance<'a> {
     /// Reads a clock.
     pub fn of(clock: &'a Arc<dyn Clock>) -> Self {
         Self { clock, at: clock.now() }

@@ -18,7 +18,7 @@ use crate::bell::Bell;
 use crate::claim::{
     Amended, Amendment, Claim, ClaimKey, Holder, HolderId, Released, Renewal, Standing, Token,
 };
-use crate::clock::{Clock, Moment, Reading, SystemClock, VirtualClock};
+use crate::clock::{Clock, Glance, Moment, SystemClock, VirtualClock};
 use crate::engine::{
     Capabilities, Counts, Engine, Event, EventKind, Eviction, Finding, Info, Level, LineView,
     Notice, Page, Query, Resize, Resized, Select, Totals, Wait, Wake,
@@ -499,8 +499,8 @@ impl Engine for Memory {
         self.store.claim(claim, self.store.clock.now())
     }
 
-    fn claim_now(&self, claim: &Claim, read: Reading<'_>) -> Option<(u64, Duration)> {
-        match self.store.claim(claim, read.on(&self.store.clock)) {
+    fn claim_now(&self, claim: &Claim, glance: Glance<'_>) -> Option<(u64, Duration)> {
+        match self.store.claim(claim, glance.on(&self.store.clock)) {
             Ok(Standing::Held { fence, remaining }) => Some((fence, remaining)),
             _ => None,
         }

@@ -11,7 +11,7 @@ use leasehold::Result;
 use leasehold::claim::{
     Amended, Amendment, Claim, ClaimKey, Holder, HolderId, Released, Renewal, Standing,
 };
-use leasehold::clock::Reading;
+use leasehold::clock::Glance;
 use leasehold::engine::{
     Counts, Engine, Event, Eviction, Finding, Info, Notice, Page, Query, Resize, Resized, Totals,
     Wait, Wake,
@@ -30,8 +30,8 @@ impl Engine for Forward {
         self.0.claim(claim).await
     }
 
-    fn claim_now(&self, claim: &Claim, read: Reading<'_>) -> Option<(u64, Duration)> {
-        self.0.claim_now(claim, read)
+    fn claim_now(&self, claim: &Claim, glance: Glance<'_>) -> Option<(u64, Duration)> {
+        self.0.claim_now(claim, glance)
     }
 
     async fn claim_all(&self, claims: &[Claim]) -> Result<Option<Vec<Standing>>> {

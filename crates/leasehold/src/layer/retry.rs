@@ -14,7 +14,7 @@ use futures_util::stream::BoxStream;
 use crate::claim::{
     Amended, Amendment, Claim, ClaimKey, Holder, HolderId, Released, Renewal, Standing,
 };
-use crate::clock::Reading;
+use crate::clock::Glance;
 use crate::engine::{
     Counts, Engine, Event, Eviction, Finding, Info, Notice, Page, Query, Resize, Resized, Totals,
     Wait, Wake,
@@ -99,8 +99,8 @@ impl Engine for Retry {
         self.again(|| self.engine.claim(claim)).await
     }
 
-    fn claim_now(&self, claim: &Claim, read: Reading<'_>) -> Option<(u64, Duration)> {
-        self.engine.claim_now(claim, read)
+    fn claim_now(&self, claim: &Claim, glance: Glance<'_>) -> Option<(u64, Duration)> {
+        self.engine.claim_now(claim, glance)
     }
 
     async fn claim_all(&self, claims: &[Claim]) -> Result<Option<Vec<Standing>>> {
