@@ -22,6 +22,7 @@ use crate::notices::Notices;
 use crate::observe::{Counters, Measure, Observer};
 use crate::registry::Registry;
 use crate::tenure::{Answered, Duty, Ended, Phase, Tenure};
+use crate::witness::Witness;
 
 /// The most claims in one exchange, so that a batch never holds a store up for long.
 const BATCH_MAX: usize = 1_000;
@@ -49,6 +50,7 @@ pub(crate) struct Keeper {
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) counters: Counters,
     pub(crate) observer: Option<Arc<dyn Observer>>,
+    pub(crate) witness: Witness,
     registry: Registry,
     notices: Notices,
     desk: Mutex<Desk>,
@@ -146,6 +148,7 @@ impl Keeper {
             clock,
             counters: Counters::default(),
             observer,
+            witness: Witness::default(),
             registry: Registry::new(),
             notices: Notices::new(),
             desk: Mutex::default(),

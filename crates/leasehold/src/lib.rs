@@ -81,6 +81,7 @@ pub mod sqlite;
 mod tenure;
 #[cfg(any(feature = "postgres", feature = "zookeeper"))]
 mod tls;
+mod witness;
 #[cfg(feature = "zookeeper")]
 pub mod zookeeper;
 

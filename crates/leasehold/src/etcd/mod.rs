@@ -39,8 +39,8 @@ use crate::claim::{
     Amended, Amendment, Claim, ClaimKey, Holder, HolderId, Released, Renewal, Standing,
 };
 use crate::engine::{
-    Capabilities, Counts, Engine, Event, Eviction, Finding, Info, Notice, Page, Query, Resize,
-    Resized, Totals, Wait, Wake,
+    Bump, Bumped, Capabilities, Counts, Engine, Event, Eviction, Finding, Info, Notice, Page,
+    Query, Resize, Resized, Totals, Wait, Wake,
 };
 use crate::error::Result;
 
@@ -85,7 +85,8 @@ impl Etcd {
         let links = Links::new(members, login, store.clone(), answer);
         let store_id = doctor::greet(&links, &layout).await?;
         // A claim's mode is in its key, and a key that is written anew is behind everybody.
-        let can = Capabilities { convert: false, resize: false, ..Capabilities::ALL };
+        let can =
+            Capabilities { convert: false, resize: false, epochs: false, ..Capabilities::ALL };
         let info = Info { engine: "etcd", store, store_id, can, can_fail: true };
         let inner = Inner {
             info,
@@ -196,6 +197,10 @@ impl Engine for Etcd {
 
     async fn evict(&self, order: &Eviction) -> Result<Vec<Holder>> {
         leave::evict(&self.inner, order).await
+    }
+
+    async fn bump_epoch(&self, order: &Bump) -> Result<Bumped> {
+        order.by_the_clock("etcd")
     }
 
     async fn tally(&self, counts: &Counts) -> Result<()> {

@@ -2,6 +2,8 @@
 //!
 //! Everything an engine has in common with others is in the conformance suite.
 
+mod restore;
+
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -40,8 +40,8 @@ use crate::claim::{
     Amended, Amendment, Claim, ClaimKey, Holder, HolderId, Released, Renewal, Standing,
 };
 use crate::engine::{
-    Capabilities, Counts, Engine, Event, Eviction, Finding, Info, Notice, Page, Query, Resize,
-    Resized, Totals, Wait, Wake,
+    Bump, Bumped, Capabilities, Counts, Engine, Event, Eviction, Finding, Info, Notice, Page,
+    Query, Resize, Resized, Totals, Wait, Wake,
 };
 use crate::error::{Config, Error, Result};
 
@@ -56,7 +56,7 @@ use waits::Waits;
 use wire::Change;
 
 const CAN: Capabilities =
-    Capabilities { many: false, convert: false, resize: false, ..Capabilities::ALL };
+    Capabilities { many: false, convert: false, resize: false, epochs: false, ..Capabilities::ALL };
 
 fn unsupported(what: &'static str, advice: &'static str) -> Error {
     Error::Config(Config::Unsupported { engine: "zookeeper", what, advice })
@@ -249,6 +249,10 @@ impl Engine for ZooKeeper {
 
     async fn evict(&self, order: &Eviction) -> Result<Vec<Holder>> {
         leave::evict(&self.inner, order).await
+    }
+
+    async fn bump_epoch(&self, order: &Bump) -> Result<Bumped> {
+        order.by_the_clock("zookeeper")
     }
 
     async fn tally(&self, counts: &Counts) -> Result<()> {
