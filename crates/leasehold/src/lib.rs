@@ -46,6 +46,8 @@ pub mod clock;
 pub mod deadlock;
 mod election;
 pub mod engine;
+#[cfg(any(feature = "etcd", feature = "zookeeper"))]
+mod epochs;
 pub mod error;
 #[cfg(feature = "etcd")]
 pub mod etcd;

@@ -151,17 +151,18 @@ async fn f129_watchers_are_told_the_fences_after_a_bump(lab: Arc<dyn Harness>) -
     let before = one.mutex(name).ttl(LONG).lock().await?;
     let mut events = three.watch(&Query::name(Name::new(name)?)).await?;
     bump(&two, None).await?;
-    let old = before.fence();
-    before.release().await?;
-    let after = one.mutex(name).ttl(LONG).lock().await?;
-    let new = after.fence();
-    after.release().await?;
-    for expected in
-        [(EventKind::Released, old), (EventKind::Granted, new), (EventKind::Released, new)]
-    {
+    let mut told = async |kind: EventKind, fence: u64| -> Outcome {
         let event = soon("an event", events.next()).await?;
         let event = event.ok_or_else(|| Failure::new("the events ended"))??;
-        assert_eq!((event.kind, event.fence), expected);
-    }
-    Ok(())
+        assert_eq!((event.kind, event.fence), (kind, fence));
+        Ok(())
+    };
+    let fence = before.fence();
+    before.release().await?;
+    told(EventKind::Released, fence).await?;
+    let after = one.mutex(name).ttl(LONG).lock().await?;
+    let fence = after.fence();
+    told(EventKind::Granted, fence).await?;
+    after.release().await?;
+    told(EventKind::Released, fence).await
 }

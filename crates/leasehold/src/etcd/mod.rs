@@ -12,6 +12,7 @@ mod ask;
 mod book;
 mod detail;
 mod doctor;
+mod epoch;
 mod failure;
 mod feed;
 mod keep;
@@ -65,6 +66,7 @@ struct Inner {
     leases: Leases,
     book: Arc<Book>,
     queue: Queue,
+    epochs: epoch::Known,
     belfry: Belfry,
     /// Ends claims that nobody renewed.
     janitor: Mutex<Option<JoinHandle<()>>>,
@@ -85,8 +87,7 @@ impl Etcd {
         let links = Links::new(members, login, store.clone(), answer);
         let store_id = doctor::greet(&links, &layout).await?;
         // A claim's mode is in its key, and a key that is written anew is behind everybody.
-        let can =
-            Capabilities { convert: false, resize: false, epochs: false, ..Capabilities::ALL };
+        let can = Capabilities { convert: false, resize: false, ..Capabilities::ALL };
         let info = Info { engine: "etcd", store, store_id, can, can_fail: true };
         let inner = Inner {
             info,
@@ -95,6 +96,7 @@ impl Etcd {
             leases: Leases::default(),
             book: Arc::default(),
             queue: Queue::default(),
+            epochs: epoch::Known::default(),
             belfry: Belfry::default(),
             janitor: Mutex::default(),
         };
@@ -200,7 +202,7 @@ impl Engine for Etcd {
     }
 
     async fn bump_epoch(&self, order: &Bump) -> Result<Bumped> {
-        order.by_the_clock("etcd")
+        self.inner.bump_epoch(order).await
     }
 
     async fn tally(&self, counts: &Counts) -> Result<()> {

@@ -322,7 +322,7 @@ impl Driver {
                     self.tell(|listener| listener.heard(change, &path));
                 }
                 _ => {
-                    let safe_until = connection.settle(xid, error, body)?;
+                    let safe_until = connection.settle((xid, zxid), error, body)?;
                     self.shared.proven.fetch_max(safe_until.as_nanos(), Ordering::AcqRel);
                 }
             }
@@ -427,7 +427,7 @@ impl Connection {
 
     /// Gives an answer to whoever asked.
     /// Returns until when the ensemble keeps the session by that.
-    fn settle(&mut self, xid: i32, error: i32, body: &[u8]) -> Result<Moment, Stop> {
+    fn settle(&mut self, (xid, zxid): (i32, i64), error: i32, body: &[u8]) -> Result<Moment, Stop> {
         let Some(pending) = self.pending.pop_front().filter(|pending| pending.xid == xid) else {
             return Err(Stop::Cut("it answers out of order".into()));
         };
@@ -442,7 +442,7 @@ impl Connection {
             }
             false => {
                 let safe_until = pending.safe_until;
-                Ok(Reply { code: error, body: body.to_vec(), safe_until })
+                Ok(Reply { code: error, zxid, body: body.to_vec(), safe_until })
             }
         };
         // Whoever asked may not want to know any more.

@@ -12,6 +12,7 @@ mod book;
 mod detail;
 mod doctor;
 mod driver;
+mod epoch;
 mod failure;
 mod feed;
 mod keep;
@@ -56,7 +57,7 @@ use waits::Waits;
 use wire::Change;
 
 const CAN: Capabilities =
-    Capabilities { many: false, convert: false, resize: false, epochs: false, ..Capabilities::ALL };
+    Capabilities { many: false, convert: false, resize: false, ..Capabilities::ALL };
 
 fn unsupported(what: &'static str, advice: &'static str) -> Error {
     Error::Config(Config::Unsupported { engine: "zookeeper", what, advice })
@@ -84,6 +85,8 @@ struct Inner {
     notices: Notices,
     /// Lines whose nodes were there a moment ago.
     known: Known,
+    /// What is added to the numbers of transactions.
+    epochs: epoch::Known,
     /// Ends claims that nobody renewed, and takes back notices that nobody repeated.
     janitor: Mutex<Option<JoinHandle<()>>>,
     /// For tasks that outlive a call.
@@ -106,6 +109,7 @@ impl Listener for Inner {
     }
 
     fn back(&self, session: i64) {
+        self.epochs.forget();
         waits::back(self, session);
     }
 }
@@ -135,6 +139,7 @@ impl ZooKeeper {
             belfry: Belfry::default(),
             notices: Notices::default(),
             known: Known::default(),
+            epochs: epoch::Known::default(),
             janitor: Mutex::default(),
             me: me.clone(),
         });
@@ -252,7 +257,7 @@ impl Engine for ZooKeeper {
     }
 
     async fn bump_epoch(&self, order: &Bump) -> Result<Bumped> {
-        order.by_the_clock("zookeeper")
+        surely(|| self.inner.bump_epoch(order)).await
     }
 
     async fn tally(&self, counts: &Counts) -> Result<()> {
