@@ -82,7 +82,7 @@ async fn claims_of_etcds_own_command_are_in_line_across_a_bump() {
     let server = server().await;
     let one = client(server.url()).await;
     let first = one.mutex("n").ttl(LONG).lock().await.expect("free");
-    let mut other = lock(&server, "n", 60);
+    let mut other = lock(&server, "n", 2);
     until_waiting(&one, "n", 1).await;
     one.bump_epoch(None).await.expect("bumped");
     let mut last = Waiter::start(one.claim("n").ttl(LONG));

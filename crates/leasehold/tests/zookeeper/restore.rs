@@ -72,7 +72,7 @@ async fn f129_restored_data_gives_old_fences_until_its_epoch_is_bumped() {
         let again = turn_of_another(&server).await;
         assert!(again < last, "fences went back: {again} after {last}");
         assert!(guard.enter("account", again).await.is_err(), "and what checks them refuses");
-        // Servers do not let a session in that has seen more than they have; a new one they do.
+        // On a session of another ttl: servers do not let one in that has seen more than they have.
         let fresh = Duration::from_secs(seconds);
         let refused = turn(&lived, fresh).await.expect_err("it knows better");
         assert!(matches!(refused, Error::SetBack { .. }), "{refused}");
@@ -85,4 +85,25 @@ async fn f129_restored_data_gives_old_fences_until_its_epoch_is_bumped() {
         assert!(last >= from);
         drop(guard.enter("account", last).await.expect("the newest"));
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f129_session_that_is_never_let_in_again_is_given_up_and_the_restore_noticed() {
+    let server = server().await;
+    turn_of_another(&server).await;
+    back_up(&server).await;
+    let (lived, ttl) = (client(server.url()).await, Duration::from_secs(4));
+    for _ in 0..20 {
+        turn(&lived, ttl).await.expect("a turn");
+    }
+    restore(&server).await;
+    until("the restore is noticed", async || {
+        let refused = turn(&lived, ttl).await.expect_err("it knows better");
+        assert!(refused.is_transient() || matches!(refused, Error::SetBack { .. }), "{refused}");
+        matches!(refused, Error::SetBack { .. })
+    })
+    .await;
+    let admin = client(server.url()).await;
+    admin.bump_epoch(None).await.expect("bumped");
+    turn(&lived, ttl).await.expect("above all it was told");
 }
