@@ -1,7 +1,9 @@
-//! `stats`, `force-release`, `resize` and `init`: what those who look after the locks ask for.
+//! `stats`, `force-release`, `resize`, `bump-epoch` and `init`: what those who look after the locks
+//! ask for.
 
 use std::io::{self, BufRead as _, IsTerminal as _};
 
+use leasehold::engine::Bumped;
 use leasehold::{Holder, Name};
 use serde::Serialize;
 
@@ -146,6 +148,41 @@ pub(crate) async fn resize(
         None => store
             .voice
             .tell(&format!("nobody is in line for `{name}`: whoever comes next sets its limit")),
+    }
+    Ok(exit::DONE)
+}
+
+#[derive(Debug, Serialize)]
+struct Raised {
+    raised: bool,
+    before: Option<String>,
+    from: Option<String>,
+}
+
+/// Lets fences go on above all that were given out.
+pub(crate) async fn bump_epoch(
+    order: args::BumpEpoch,
+    open: impl AsyncFnOnce() -> Result<Store, Failure>,
+) -> Outcome {
+    let store = open().await?;
+    let bumped = store.client.bump_epoch(order.above).await;
+    take::farewell(&store).await;
+    let (before, from) = match bumped? {
+        Bumped::Raised { before, from } => (Some(before.to_string()), Some(from.to_string())),
+        _ => (None, None),
+    };
+    if store.voice.json {
+        out::print_json(&Raised { raised: from.is_some(), before, from })?;
+        return Ok(exit::DONE);
+    }
+    match (before, from) {
+        (Some(before), Some(from)) => {
+            out::print(&format!("fences go on at {from}; without this, at {before}\n"))?;
+        }
+        _ => store.voice.tell(&format!(
+            "nothing to be done: no backup takes back the fences of `{}`",
+            store.client.info().engine
+        )),
     }
     Ok(exit::DONE)
 }

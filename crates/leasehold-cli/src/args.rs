@@ -88,6 +88,9 @@ pub(crate) enum Command {
     /// Gives a semaphore that is in use another limit.
     #[command(after_help = help::RESIZE)]
     Resize(Resize),
+    /// Lets fences go on above all given out, after the store was restored from a backup.
+    #[command(after_help = help::BUMP_EPOCH)]
+    BumpEpoch(BumpEpoch),
     /// Campaigns, and runs a command while it leads.
     #[command(after_help = help::ELECT)]
     Elect(Elect),
@@ -258,6 +261,14 @@ pub(crate) struct Resize {
     pub(crate) permits: u32,
 }
 
+/// `bump-epoch`.
+#[derive(Debug, Args)]
+pub(crate) struct BumpEpoch {
+    /// A fence that was seen somewhere and must be exceeded too.
+    #[arg(long, value_name = "FENCE", allow_hyphen_values = true, value_parser = parse_fence)]
+    pub(crate) above: Option<u64>,
+}
+
 /// `elect`.
 #[derive(Debug, Args)]
 pub(crate) struct Elect {
@@ -391,6 +402,13 @@ fn parse_limit(text: &str) -> Result<u32, String> {
     match text.parse() {
         Ok(limit) if (1..u32::MAX).contains(&limit) => Ok(limit),
         _ => Err("a limit is a whole number of at least 1".to_owned()),
+    }
+}
+
+fn parse_fence(text: &str) -> Result<u64, String> {
+    match text.parse() {
+        Ok(fence) if fence <= leasehold::engine::Bump::ABOVE_MAX => Ok(fence),
+        _ => Err("a fence is a whole number of at most 2^62".to_owned()),
     }
 }
 

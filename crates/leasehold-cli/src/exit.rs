@@ -99,7 +99,7 @@ pub(crate) fn status_of(error: &Error) -> u8 {
     match error {
         Error::Invalid(_) => USAGE,
         Error::Config(Config::OtherStore) | Error::Stale { .. } => NOT_HOLDER,
-        Error::Config(_) | Error::Mismatch { .. } => CONFIG,
+        Error::Config(_) | Error::Mismatch { .. } | Error::SetBack { .. } => CONFIG,
         Error::Deadlock { .. } | Error::InUse { .. } => CONFLICT,
         Error::Lost { .. } => LOST,
         // Unreachable, Store, Replaced, TooSlow, Limit, Closed, and whatever a later library
@@ -148,6 +148,7 @@ mod tests {
             (Error::Unreachable { store: store(), cause: cause() }, 69),
             (Error::Store { store: store(), cause: cause(), transient: false }, 69),
             (Error::Replaced { store: store() }, 69),
+            (Error::SetBack { store: store(), given: 3, known: 7 }, 78),
             (Error::TooSlow { name: name.clone(), took: Duration::from_secs(1) }, 69),
             (Error::Limit { what: "claims", limit: 1 }, 69),
             (Error::Closed, 69),

@@ -145,6 +145,18 @@ Examples:
   leasehold resize encoder --permits 8
   leasehold resize --json encoder --permits 2";
 
+pub(crate) const BUMP_EPOCH: &str = "\
+Run it once after a restore, before work goes on. A backup takes the count of fences back, and what
+checks fences then refuses the new ones, or mistakes them for old ones that were given out twice.
+The new ones begin at the clock, above all that were ever given out, also by an earlier bump that
+the backup took back. Leases, and those who wait, stay as they are; running it twice, or without a
+restore, does no harm. Fences on Redis and Redlock begin at the clock by themselves.
+
+Examples:
+  leasehold bump-epoch
+  leasehold bump-epoch --above 1234567             greater than one that a log or a guard shows
+  leasehold bump-epoch --json | jq -r .from";
+
 pub(crate) const ELECT: &str = "\
 Waits until it leads, runs the command, and campaigns again when the command ends or leadership is
 lost; ends by a signal only, which goes to the command first. The command finds the same in its

@@ -89,6 +89,7 @@ async fn dispatch(cli: Cli) -> Outcome {
         Command::Top(top) => top::top(top, globals.json, open).await,
         Command::ForceRelease(order) => admin::force_release(order, open).await,
         Command::Resize(order) => admin::resize(order, open).await,
+        Command::BumpEpoch(order) => admin::bump_epoch(order, open).await,
         Command::Elect(elect) => elect::elect(elect, open).await,
         Command::Leader(leader) => elect::leader(leader, open).await,
         Command::Once(once) => once::once(once, open).await,

@@ -7,6 +7,8 @@
 mod deadlock;
 #[path = "cli/elect.rs"]
 mod elect;
+#[path = "cli/epoch.rs"]
+mod epoch;
 #[path = "cli/handles.rs"]
 mod handles;
 #[path = "cli/input.rs"]

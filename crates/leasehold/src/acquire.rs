@@ -374,6 +374,7 @@ impl Acquiring<'_> {
             }
             match standing {
                 Standing::Held { fence, remaining } => {
+                    stay.check(fence)?;
                     // A store that cannot fail cannot be late.
                     let slow = keeper.engine.info().can_fail || stay.waiting;
                     let now = if slow { keeper.clock.now() } else { sent };
@@ -399,6 +400,7 @@ impl Acquiring<'_> {
                         None => return Ok(self.refused(claim, stay)),
                         Some(Wake::Ask) => {}
                         Some(Wake::Holds { fence }) => {
+                            stay.check(fence)?;
                             let now = keeper.clock.now();
                             if let Some(due) = stay.tenure.hold_by_bell(fence, now) {
                                 let times = (self.begun, now, due);
@@ -538,6 +540,8 @@ pub(crate) struct Stay<'a> {
     keeper: &'a Arc<Keeper>,
     pub(crate) tenure: Arc<Tenure>,
     holder: HolderId,
+    /// The greatest fence that was known before the claim was sent.
+    known: u64,
     waiting: bool,
     settled: bool,
 }
@@ -554,7 +558,13 @@ impl<'a> Stay<'a> {
         let tenure = Arc::new(Tenure::new(claim.key.clone(), terms, now));
         client.put_in_scope(&tenure);
         keeper.enter(&tenure)?;
-        Ok(Self { keeper, tenure, holder, waiting: false, settled: false })
+        let known = keeper.witness.known();
+        Ok(Self { keeper, tenure, holder, known, waiting: false, settled: false })
+    }
+
+    /// Refuses a fence that only a store which was set back can give.
+    pub(crate) fn check(&self, fence: u64) -> Result<()> {
+        self.keeper.witness.see(self.keeper.engine.info(), self.known, fence)
     }
 
     /// The claim holds since `now`, having been asked for at `begun`; it is renewed from `due` on.

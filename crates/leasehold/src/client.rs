@@ -5,7 +5,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex as StdMutex, MutexGuard, PoisonError, Weak};
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use futures_util::stream::BoxStream;
 use tokio::sync::Mutex as AsyncMutex;
@@ -15,7 +15,8 @@ use crate::claim::{Holder, Mode, Released, Renewal, Standing, Ttl};
 use crate::clock::{Clock, SystemClock};
 use crate::election::Election;
 use crate::engine::{
-    Engine, Event, Eviction, Finding, Info, LineView, Page, Query, Resize, Resized, Totals,
+    Bump, Bumped, Engine, Event, Eviction, Finding, Info, LineView, Page, Query, Resize, Resized,
+    Totals,
 };
 use crate::error::{Config, Error, Invalid, Result, TooMany};
 use crate::handle::Handle;
@@ -393,6 +394,24 @@ impl Client {
             Resized::Wanted { units } => TooMany::Wanted(units),
         };
         Err(Error::InUse { name: order.name, of: limit, why })
+    }
+
+    /// Lets fences go on above everything that was ever given out: once after the store was
+    /// restored from a backup, before anybody works with it again. `above` is a fence that was seen
+    /// somewhere and must be exceeded, if the clock should not be trusted with that.
+    ///
+    /// Leases and places in line stay as they are. It does no harm when it is repeated, or where
+    /// nothing was restored.
+    pub async fn bump_epoch(&self, above: Option<u64>) -> Result<Bumped> {
+        let above = above.unwrap_or(0);
+        if above > Bump::ABOVE_MAX {
+            let (what, rule) = ("a fence to be exceeded", "at most 2^62");
+            return Err(Error::Invalid(Invalid::Setting { what, rule }));
+        }
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let now_us = u64::try_from(now.as_micros()).unwrap_or(u64::MAX).min(Bump::ABOVE_MAX);
+        let order = Bump { above, now_us, by: self.inner.holder.clone() };
+        self.inner.keeper.engine.bump_epoch(&order).await
     }
 
     /// Looks at the store's settings with the eyes of somebody who needs the promises kept.

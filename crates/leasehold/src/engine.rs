@@ -14,7 +14,7 @@ use crate::claim::{
     Amended, Amendment, Claim, ClaimKey, Holder, HolderId, Mode, Note, Released, Renewal, Standing,
 };
 use crate::clock::Glance;
-use crate::error::{Kind, Result};
+use crate::error::{Config, Error, Kind, Result};
 use crate::name::Name;
 
 pub use crate::notice::{Kept, Notice, Wait};
@@ -87,6 +87,11 @@ pub trait Engine: fmt::Debug + Send + Sync + 'static {
 
     /// Takes a name from whoever holds it; returns them.
     async fn evict(&self, order: &Eviction) -> Result<Vec<Holder>>;
+
+    /// Lets fences go on above everything that was ever given out, also by a later state of the
+    /// store than the present one: for a store that was restored from a backup. Leases and places
+    /// in line stay as they are. Harmless when it is repeated.
+    async fn bump_epoch(&self, order: &Bump) -> Result<Bumped>;
 
     /// Adds a client's counts to the store's.
     async fn tally(&self, counts: &Counts) -> Result<()>;
@@ -167,6 +172,9 @@ pub struct Capabilities {
     pub convert: bool,
     /// `resize` works.
     pub resize: bool,
+    /// Fences are counted over all names of the store, so that who was told one and asks then
+    /// gets a greater one. A store that was set back breaks that, and `bump_epoch` mends it.
+    pub epochs: bool,
 }
 
 impl Capabilities {
@@ -186,6 +194,7 @@ impl Capabilities {
         amend: true,
         convert: true,
         resize: true,
+        epochs: true,
     };
 }
 
@@ -395,6 +404,59 @@ pub enum Resized {
         /// How many.
         units: u32,
     },
+}
+
+/// An administrator's order to let fences go on above all that were ever given out.
+///
+/// A backup takes back the count, and with it whatever the store could remember of an earlier
+/// order. So the new fences begin at the wall clock, which no backup takes back: fences are given
+/// out more slowly than it runs, and so each order is above all fences of the time before it.
+#[derive(Debug, Clone)]
+pub struct Bump {
+    /// A fence that was seen somewhere, and must be exceeded too; 0 if there is none.
+    pub above: u64,
+    /// The time of day, in microseconds since 1970.
+    pub now_us: u64,
+    /// Who orders it.
+    pub by: Holder,
+}
+
+impl Bump {
+    /// The greatest fence that can be exceeded: far above the clock, and with room above it in the
+    /// stores' signed numbers.
+    pub const ABOVE_MAX: u64 = 1 << 62;
+
+    /// The least that the next fence may be, of a store that counts one for each microsecond at
+    /// most; `last` is the greatest that the store knows of.
+    pub fn floor(&self, last: u64) -> u64 {
+        last.max(self.above).saturating_add(1).max(self.now_us)
+    }
+
+    /// The answer of a store whose fences are above the clock anyway.
+    pub(crate) fn by_the_clock(&self, engine: &'static str) -> Result<Bumped> {
+        if self.above < self.now_us {
+            return Ok(Bumped::Unneeded);
+        }
+        let what = "begin above that fence";
+        let advice = "its fences follow the clock, which is below that: see where it came from";
+        Err(Error::Config(Config::Unsupported { engine, what, advice }))
+    }
+}
+
+/// What became of a [`Bump`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Bumped {
+    /// From now on fences are at least `from`.
+    Raised {
+        /// What the next fence would have been at least.
+        before: u64,
+        /// What it is at least.
+        from: u64,
+    },
+    /// There is nothing to be done: fences begin at the clock by themselves, or end with the
+    /// store.
+    Unneeded,
 }
 
 /// What a client counted since it last told the store.

@@ -64,6 +64,21 @@ pub enum Error {
         store: String,
     },
 
+    /// The store gave a fence that is not above one that it had given before: it was set back to an
+    /// earlier state, as by restoring a backup. The claim was given back.
+    #[error(
+        "the store `{store}` was set back to an earlier state: it gives fence {given}, and {known} \
+         was given before; run `leasehold bump-epoch` on it once"
+    )]
+    SetBack {
+        /// The store, without credentials.
+        store: String,
+        /// The fence that was refused.
+        given: u64,
+        /// The greatest fence that this client had been told.
+        known: u64,
+    },
+
     /// A claim of another kind, or with another limit, is on this name.
     #[error("`{name}` is in use as {in_force}, not as {asked}; all who use a name must agree")]
     Mismatch {

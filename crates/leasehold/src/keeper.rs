@@ -22,6 +22,7 @@ use crate::notices::Notices;
 use crate::observe::{Counters, Measure, Observer};
 use crate::registry::Registry;
 use crate::tenure::{Answered, Duty, Ended, Phase, Tenure};
+use crate::witness::Witness;
 
 /// The most claims in one exchange, so that a batch never holds a store up for long.
 const BATCH_MAX: usize = 1_000;
@@ -51,6 +52,7 @@ pub(crate) struct Keeper {
     pub(crate) observer: Option<Arc<dyn Observer>>,
     /// Whether what is free may be taken on the spot, with nobody to tell of it.
     pub(crate) answers_now: bool,
+    pub(crate) witness: Witness,
     registry: Registry,
     notices: Notices,
     desk: Mutex<Desk>,
@@ -150,6 +152,7 @@ impl Keeper {
             clock,
             counters: Counters::default(),
             observer,
+            witness: Witness::default(),
             registry: Registry::new(),
             notices: Notices::new(),
             desk: Mutex::default(),

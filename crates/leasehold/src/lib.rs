@@ -46,6 +46,8 @@ pub mod clock;
 pub mod deadlock;
 mod election;
 pub mod engine;
+#[cfg(any(feature = "etcd", feature = "zookeeper"))]
+mod epochs;
 pub mod error;
 #[cfg(feature = "etcd")]
 pub mod etcd;
@@ -81,6 +83,7 @@ pub mod sqlite;
 mod tenure;
 #[cfg(any(feature = "postgres", feature = "zookeeper"))]
 mod tls;
+mod witness;
 #[cfg(feature = "zookeeper")]
 pub mod zookeeper;
 

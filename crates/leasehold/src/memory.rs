@@ -20,8 +20,8 @@ use crate::claim::{
 };
 use crate::clock::{Clock, Glance, Moment, SystemClock, VirtualClock};
 use crate::engine::{
-    Capabilities, Counts, Engine, Event, EventKind, Eviction, Finding, Info, Level, LineView,
-    Notice, Page, Query, Resize, Resized, Select, Totals, Wait, Wake,
+    Bump, Bumped, Capabilities, Counts, Engine, Event, EventKind, Eviction, Finding, Info, Level,
+    LineView, Notice, Page, Query, Resize, Resized, Select, Totals, Wait, Wake,
 };
 use crate::error::{Error, Result};
 use crate::lane::Lane;
@@ -141,7 +141,7 @@ impl Memory {
             engine: "memory",
             store: address,
             store_id: Holder::fresh().id().0,
-            can: Capabilities { across_processes: false, ..Capabilities::ALL },
+            can: Capabilities { across_processes: false, epochs: false, ..Capabilities::ALL },
             can_fail: false,
         };
         let store = Store {
@@ -623,6 +623,13 @@ impl Engine for Memory {
         self.store.settle(&order.name, line, now);
         tracing::warn!(name = %order.name, by = order.by.label(), reason = order.reason, "evicted");
         Ok(evicted.into_iter().map(|entry| entry.holder).collect())
+    }
+
+    async fn bump_epoch(&self, order: &Bump) -> Result<Bumped> {
+        match order.above {
+            0 => Ok(Bumped::Unneeded),
+            _ => order.by_the_clock("memory"),
+        }
     }
 
     async fn tally(&self, counts: &Counts) -> Result<()> {

@@ -168,6 +168,7 @@ async fn at_once(requests: &[Request], deadline: Option<Moment>) -> Result<Optio
     let mut leases = Vec::with_capacity(requests.len());
     for ((claim, stay), standing) in claims.iter().zip(stays).zip(standings) {
         let Standing::Held { fence, remaining } = standing else { return Ok(None) };
+        stay.check(fence)?;
         let Some(due) = stay.tenure.hold(fence, begun, remaining, now) else {
             let took = now.since(begun);
             return Err(Error::TooSlow { name: claim.key.name.clone(), took });

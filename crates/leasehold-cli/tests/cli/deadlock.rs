@@ -5,7 +5,11 @@ use std::process::Command;
 
 use leasehold_testkit::Redis;
 
-use crate::support::{BINARY, Finished, Place, Running, bare, finish, json};
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::support::{
+    BINARY, Finished, Place, Running, await_stopped, bare, eventually, finish, json, pid,
+};
 
 /// Holds one name, and takes the other when it reads a line.
 fn crossing(url: &str, holder: &str, own: &str, next: &str) -> Running {
@@ -75,4 +79,93 @@ fn runs_side_by_side_under_one_run_are_no_part_of_each_others_waits() {
     other.write("go\n");
     let ends = [both.end(), other.end()];
     assert!(ends.iter().all(|end| end.status == 0), "{ends:?}");
+}
+
+/// Holds one name; `go` lets it wait for the other, in a process that can be hurt by itself.
+fn crossed(place: &Place, holder: &str, own: &str, inner: &str) -> Running {
+    let script = format!("echo up; read line; {BINARY} {inner} -- echo through & echo $!; wait $!");
+    let holding = ["--holder", holder, "run", "--ttl", "5s", "--pass-url", own, "--", "sh", "-c"];
+    let mut run = Running::start(place.leasehold(&holding).arg(&script));
+    assert_eq!(run.line(), "up");
+    run
+}
+
+/// Lets a run wait, and returns its process when it is in line.
+fn go(place: &Place, run: &mut Running, next: &str) -> Pid {
+    run.write("go\n");
+    let inner = pid(run.line().parse().expect("a process id"));
+    place.await_waiting(next, 1);
+    inner
+}
+
+/// Three runs that hold a name each. If all wait, each for the next one's, that is a circle.
+fn three(place: &Place) -> [Running; 3] {
+    [("ann", "a", "b"), ("bob", "b", "c"), ("cat", "c", "a")]
+        .map(|(holder, own, next)| crossed(place, holder, own, &format!("run {next}")))
+}
+
+/// Waits until somebody looks for deadlocks, and has told the others of its wait.
+fn await_detector(place: &Place) {
+    let db = rusqlite::Connection::open(place.path("locks.db")).expect("the store");
+    let count = "SELECT count(*) FROM notices";
+    eventually("a notice of a wait", || {
+        db.query_row(count, [], |row| row.get::<_, i64>(0)).is_ok_and(|notices| notices > 0)
+    });
+}
+
+#[test]
+fn f126_a_stopped_detector_is_replaced_and_one_run_gives_up() {
+    let place = Place::new();
+    let [mut ann, mut bob, mut cat] = three(&place);
+    // It waits first, so it would be the first to see the circle closed.
+    let detector = go(&place, &mut cat, "a");
+    await_detector(&place);
+    kill_process(detector, Signal::STOP).expect("it waits");
+    await_stopped(detector);
+    go(&place, &mut ann, "b");
+    go(&place, &mut bob, "c");
+    let (bob, ann) = (bob.end(), ann.end());
+    kill_process(detector, Signal::CONT).expect("it is stopped");
+    let cat = cat.end();
+    assert_eq!(bob.status, 75, "{bob:?}");
+    for part in ["would be a deadlock", "`ann`", "`bob`", "`cat`"] {
+        assert!(bob.stderr.contains(part), "{part}: {bob:?}");
+    }
+    for end in [ann, cat] {
+        assert_eq!((end.status, end.stdout.trim()), (0, "through"), "{end:?}");
+    }
+}
+
+#[test]
+fn f126_a_killed_detector_is_the_only_one_that_does_not_go_on() {
+    let place = Place::new();
+    let [mut ann, mut bob, mut cat] = three(&place);
+    go(&place, &mut ann, "b");
+    go(&place, &mut bob, "c");
+    // It closes the circle, so it is its turn to give up; with the run around it, as when its
+    // machine dies, nobody gives anything back.
+    let detector = go(&place, &mut cat, "a");
+    cat.signal(Signal::KILL);
+    kill_process(detector, Signal::KILL).expect("it waits");
+    let ends = [ann.end(), bob.end()];
+    for end in &ends {
+        assert_eq!((end.status, end.stdout.trim()), (0, "through"), "{ends:?}");
+    }
+}
+
+#[test]
+fn f126_a_time_limit_ends_a_wait_although_nobody_detects() {
+    let place = Place::new();
+    let mut ann = crossed(&place, "ann", "a", "run --wait 1s b");
+    let mut bob = crossed(&place, "bob", "b", "run a");
+    let detector = go(&place, &mut bob, "a");
+    kill_process(detector, Signal::STOP).expect("it waits");
+    await_stopped(detector);
+    ann.write("go\n");
+    ann.line();
+    let ann = ann.end();
+    assert_eq!(ann.status, 75, "{ann:?}");
+    kill_process(detector, Signal::CONT).expect("it is stopped");
+    let bob = bob.end();
+    assert_eq!((bob.status, bob.stdout.trim()), (0, "through"), "{bob:?}");
 }

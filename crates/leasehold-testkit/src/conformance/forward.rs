@@ -13,8 +13,8 @@ use leasehold::claim::{
 };
 use leasehold::clock::Glance;
 use leasehold::engine::{
-    Counts, Engine, Event, Eviction, Finding, Info, Notice, Page, Query, Resize, Resized, Totals,
-    Wait, Wake,
+    Bump, Bumped, Counts, Engine, Event, Eviction, Finding, Info, Notice, Page, Query, Resize,
+    Resized, Totals, Wait, Wake,
 };
 
 #[derive(Debug)]
@@ -84,6 +84,10 @@ impl Engine for Forward {
 
     async fn evict(&self, order: &Eviction) -> Result<Vec<Holder>> {
         self.0.evict(order).await
+    }
+
+    async fn bump_epoch(&self, order: &Bump) -> Result<Bumped> {
+        self.0.bump_epoch(order).await
     }
 
     async fn tally(&self, counts: &Counts) -> Result<()> {

@@ -13,6 +13,7 @@ mod cancel;
 mod crash;
 mod deadlock;
 mod election;
+mod epoch;
 mod evict;
 mod exclusion;
 mod expiry;
@@ -79,6 +80,7 @@ const GROUPS: &[&[Case]] = &[
     crash::CASES,
     deadlock::CASES,
     election::CASES,
+    epoch::CASES,
     evict::CASES,
     exclusion::CASES,
     expiry::CASES,

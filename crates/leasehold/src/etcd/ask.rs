@@ -4,6 +4,7 @@
 //! written on the lease of its patience, so that a waiter that dies is gone soon, and the line is
 //! read in the same transaction. A claim of another kind than the line's writes nothing.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join;
@@ -11,12 +12,14 @@ use tonic::Status;
 
 use crate::claim::{Claim, ClaimKey, Standing};
 use crate::clock::{Clock, Moment, SystemClock};
+use crate::epochs::Epochs;
 use crate::error::{Error, Kind, Result};
 use crate::line::{CLAIMS_MAX, Refusal};
 
 use super::Inner;
 use super::book::Record;
 use super::detail::Detail;
+use super::epoch::fence;
 use super::failure;
 use super::leases::{Granted, Term};
 use super::leave;
@@ -36,6 +39,8 @@ struct Asking<'a> {
     claim: &'a Claim,
     key: Vec<u8>,
     detail: Detail,
+    /// What is added to revisions, as of the last answer.
+    epochs: Arc<Epochs>,
     /// Writes although there is something in the line that may be of another kind.
     anyway: bool,
 }
@@ -61,7 +66,8 @@ pub(super) async fn claim(inner: &Inner, claim: &Claim) -> Result<Standing> {
         detail.joined_ms = record.detail.joined_ms;
     }
     let before = inner.links.abandoned();
-    let mut asking = Asking { inner, claim, key, detail, anyway: false };
+    let epochs = Arc::default();
+    let mut asking = Asking { inner, claim, key, detail, epochs, anyway: false };
     for _ in 0..ROUNDS_MAX {
         if let Round::Done(standing) = asking.round().await? {
             if inner.links.abandoned() != before {
@@ -85,11 +91,13 @@ pub(super) async fn claim_all(inner: &Inner, claims: &[Claim]) -> Result<Option<
     }
     let mut all = Vec::with_capacity(claims.len());
     let mut request = TxnRequest::default();
+    request.success.push(inner.epoch_request().op());
     for claim in claims {
         let (name, mode) = (&claim.key.name, claim.mode);
         let lease = inner.leases.term(claim.ttl).obtain(&inner.links, claim.ttl).await?;
         let key = inner.layout.key(name, &claim.key.token, mode);
-        let asking = Asking { inner, claim, key, detail: Detail::of(claim), anyway: false };
+        let (detail, epochs) = (Detail::of(claim), Arc::default());
+        let asking = Asking { inner, claim, key, detail, epochs, anyway: false };
         let others = inner.layout.other_kinds(name, mode);
         let spans = inner.layout.in_the_way(name, mode).into_iter().chain(others);
         request.compare.extend(spans.map(|span| Compare::none_in(&span)));
@@ -111,8 +119,11 @@ pub(super) async fn claim_all(inner: &Inner, claims: &[Claim]) -> Result<Option<
     };
     if answer.succeeded {
         let revision = answer.revision();
-        let held =
-            |(asking, lease): (Asking<'_>, Granted)| asking.held((revision, revision), lease, sent);
+        let epochs = inner.epochs_in(&mut answer.ranges(), revision)?;
+        let held = |(mut asking, lease): (Asking<'_>, Granted)| {
+            asking.epochs = Arc::clone(&epochs);
+            asking.held((revision, revision), lease, sent)
+        };
         return Ok(Some(all.into_iter().map(held).collect()));
     }
     if answer.ranges().any(|own| !own.kvs.is_empty()) {
@@ -194,6 +205,7 @@ impl Asking<'_> {
         compare.push(absent());
         let line = lineup::head(layout, name).op();
         let own = RangeRequest::one(&self.key).without_values().op();
+        let epochs = self.inner.epoch_request().op();
         let failure = match waiting {
             Some(waiting) => {
                 let mut compare = vec![absent()];
@@ -201,14 +213,18 @@ impl Asking<'_> {
                     let others = layout.other_kinds(name, claim.mode);
                     compare.extend(others.iter().map(Compare::none_in));
                 }
-                let success = vec![put(&self.key, &value, waiting.id), line.clone()];
-                vec![TxnRequest { compare, success, failure: vec![line, own] }.op()]
+                let put = put(&self.key, &value, waiting.id);
+                let success = vec![epochs.clone(), put, line.clone()];
+                let failure = vec![epochs.clone(), line, own];
+                vec![TxnRequest { compare, success, failure }.op()]
             }
             // Who does not join is told who is first.
-            None if !claim.join => vec![line, own, first_with_value(layout, name).op()],
-            None => vec![line, own],
+            None if !claim.join => {
+                vec![epochs.clone(), line, own, first_with_value(layout, name).op()]
+            }
+            None => vec![epochs.clone(), line, own],
         };
-        TxnRequest { compare, success: vec![put(&self.key, &value, lease)], failure }
+        TxnRequest { compare, success: vec![epochs, put(&self.key, &value, lease)], failure }
     }
 
     async fn read(
@@ -219,6 +235,7 @@ impl Asking<'_> {
     ) -> Result<Round> {
         let (claim, revision) = (self.claim, answer.revision());
         if answer.succeeded {
+            self.epochs = self.inner.epochs_in(&mut answer.ranges(), revision)?;
             let standing = self.held((revision, revision), lease, sent);
             return Ok(Round::Done(standing));
         }
@@ -230,6 +247,7 @@ impl Asking<'_> {
             },
         };
         let mut ranges = answer.ranges();
+        self.epochs = self.inner.epochs_in(&mut ranges, revision)?;
         let (Some(line), own, first) = (ranges.next(), ranges.next(), ranges.next()) else {
             return Err(self.inner.odd());
         };
@@ -306,11 +324,13 @@ impl Asking<'_> {
         let line = inner.layout.line(&claim.key.name);
         let compare =
             vec![Compare::none_after(&line, whole.revision), Compare::created(&self.key, 0)];
-        let success = vec![put(&self.key, &self.detail.encode(), lease.id)];
+        let put = put(&self.key, &self.detail.encode(), lease.id);
+        let success = vec![inner.epoch_request().op(), put];
         let request = TxnRequest { compare, success, failure: Vec::new() };
         match inner.links.txn(&request).await {
             Ok(answer) if answer.succeeded => {
                 let revision = answer.revision();
+                self.epochs = inner.epochs_in(&mut answer.ranges(), revision)?;
                 Ok(Round::Done(self.held((revision, revision), lease, sent)))
             }
             Ok(_) => Ok(Round::Again),
@@ -342,7 +362,7 @@ impl Asking<'_> {
         }
         record.until = SystemClock.now() + span;
         inner.book.enter(claim.key.token, record);
-        let fence = fence(found.created);
+        let fence = fence(&self.epochs, found.created);
         let (token, revision) = (claim.key.token, found.lineup.revision);
         let ring = inner.queue.stands(name, token, (fence, mode), (entries, *whole), revision);
         if let Some((token, fence)) = ring {
@@ -381,7 +401,7 @@ impl Asking<'_> {
         record.until = SystemClock.now() + self.claim.ttl;
         self.inner.book.enter(self.claim.key.token, record);
         let remaining = lease.left(sent, self.claim.ttl);
-        Standing::Held { fence: fence(created), remaining }
+        Standing::Held { fence: fence(&self.epochs, created), remaining }
     }
 
     fn record(&self, created: i64, modified: i64, lease: i64) -> Record {
@@ -409,6 +429,18 @@ impl Asking<'_> {
 }
 
 impl Inner {
+    /// Takes in the record of epochs, which is the first of the ranges.
+    fn epochs_in(
+        &self,
+        ranges: &mut impl Iterator<Item = RangeResponse>,
+        revision: i64,
+    ) -> Result<Arc<Epochs>> {
+        match ranges.next() {
+            Some(range) => self.learn_epochs(range.kvs.first(), revision),
+            None => Err(self.odd()),
+        }
+    }
+
     /// Puts a claim on another lease, and its present ttl into its value, if it is still there.
     ///
     /// The value is read again if somebody wrote it since this client did: it may have another
@@ -436,9 +468,4 @@ impl Inner {
         }
         Err(Status::aborted("the claim is written by others again and again"))
     }
-}
-
-/// A claim's number for the library.
-pub(super) fn fence(created: i64) -> u64 {
-    u64::try_from(created).unwrap_or(0)
 }

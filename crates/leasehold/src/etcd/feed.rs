@@ -13,12 +13,13 @@ use futures_util::stream::{self, BoxStream, StreamExt};
 
 use crate::claim::{Holder, Note};
 use crate::engine::{Event, EventKind, Query};
+use crate::epochs::Epochs;
 use crate::error::Result;
 use crate::name::Name;
 
 use super::Inner;
-use super::ask::fence;
 use super::detail::Detail;
+use super::epoch::fence;
 use super::keys::{Layout, Owner};
 use super::lineup::holds;
 use super::link::Watch;
@@ -80,6 +81,7 @@ impl Farewell {
 #[derive(Debug)]
 struct Seen {
     created: i64,
+    fence: u64,
     key: Vec<u8>,
     owner: Owner,
     holder: Holder,
@@ -94,6 +96,8 @@ struct Feed {
     presence: Presence,
     watch: Watch,
     lines: HashMap<Name, Vec<Seen>>,
+    /// What is added to revisions, as of the last event.
+    epochs: Arc<Epochs>,
     events: VecDeque<Event>,
 }
 
@@ -102,14 +106,17 @@ pub(super) async fn watch(
     query: Query,
 ) -> Result<BoxStream<'static, Result<Event>>> {
     let presence = Presence::new(&inner).await?;
-    let (watch, lines) = begin(&inner, &query).await?;
-    let feed = Feed { inner, query, presence, watch, lines, events: VecDeque::new() };
+    let (watch, lines, epochs) = begin(&inner, &query).await?;
+    let feed = Feed { inner, query, presence, watch, lines, epochs, events: VecDeque::new() };
     let next = |mut feed: Feed| async move { Some((Ok(feed.next().await), feed)) };
     Ok(stream::unfold(feed, next).boxed())
 }
 
 /// Reads the lines, and watches from there on.
-async fn begin(inner: &Inner, query: &Query) -> Result<(Watch, HashMap<Name, Vec<Seen>>)> {
+async fn begin(
+    inner: &Inner,
+    query: &Query,
+) -> Result<(Watch, HashMap<Name, Vec<Seen>>, Arc<Epochs>)> {
     let mut lines: HashMap<Name, Vec<Seen>> = HashMap::new();
     let revision = scan(inner, &span_of(inner, &query.select), true, |kv| {
         if let Some((name, owner)) = inner.layout.read(&kv.key)
@@ -119,7 +126,9 @@ async fn begin(inner: &Inner, query: &Query) -> Result<(Watch, HashMap<Name, Vec
         }
     })
     .await?;
+    let epochs = inner.epochs(revision).await?;
     for line in lines.values_mut() {
+        line.iter_mut().for_each(|seen| seen.fence = fence(&epochs, seen.created));
         line.sort_by_key(|seen| seen.created);
         settle(line);
     }
@@ -131,7 +140,7 @@ async fn begin(inner: &Inner, query: &Query) -> Result<(Watch, HashMap<Name, Vec
         ..WatchCreate::default()
     };
     let watch = inner.links.watch(&create).await;
-    Ok((watch.map_err(|status| inner.links.translate(&status))?, lines))
+    Ok((watch.map_err(|status| inner.links.translate(&status))?, lines, epochs))
 }
 
 impl Seen {
@@ -141,7 +150,7 @@ impl Seen {
             Owner::Foreign => Detail::foreign(),
         };
         let (created, lease) = (kv.create_revision, kv.lease);
-        Self { created, key: kv.key, owner, holder, note, lease, held: false }
+        Self { created, fence: 0, key: kv.key, owner, holder, note, lease, held: false }
     }
 }
 
@@ -184,9 +193,9 @@ impl Feed {
     async fn begin_again(&mut self) {
         loop {
             match begin(&self.inner, &self.query).await {
-                Ok((watch, lines)) => {
+                Ok((watch, lines, epochs)) => {
                     let anywhere = self.lines.keys().chain(lines.keys()).next().cloned();
-                    (self.watch, self.lines) = (watch, lines);
+                    (self.watch, self.lines, self.epochs) = (watch, lines, epochs);
                     if let Some(name) = anywhere {
                         self.events.push_back(Event::missed(0, &name));
                     }
@@ -209,6 +218,10 @@ impl Feed {
         let silence = Farewell::default();
         for KeyEvent { kind, kv, .. } in message.events {
             let Some(kv) = kv else { continue };
+            if self.inner.is_epoch(&kv.key) {
+                self.enter_epoch(kind, &kv);
+                continue;
+            }
             let Some((name, owner)) = self.inner.layout.read(&kv.key) else { continue };
             if !self.query.admits(&name) {
                 continue;
@@ -217,8 +230,18 @@ impl Feed {
                 let farewell = farewells.get(&kv.mod_revision).unwrap_or(&silence);
                 self.depart(&name, &kv.key, farewell).await;
             } else {
-                self.arrive(&name, Seen::new(kv, owner));
+                let fence = fence(&self.epochs, kv.create_revision);
+                self.arrive(&name, Seen { fence, ..Seen::new(kv, owner) });
             }
+        }
+    }
+
+    /// Who comes after this has other fences.
+    fn enter_epoch(&mut self, kind: i32, kv: &KeyValue) {
+        let record = (kind != DELETED).then_some(kv);
+        match self.inner.learn_epochs(record, kv.mod_revision) {
+            Ok(epochs) => self.epochs = epochs,
+            Err(error) => tracing::warn!(%error, "events have the fences of before"),
         }
     }
 
@@ -291,8 +314,7 @@ pub(super) async fn is_watched(inner: &Inner) -> bool {
 }
 
 fn event(kind: EventKind, name: &Name, seen: &Seen) -> Event {
-    let (holder, fence) = (seen.holder.clone(), fence(seen.created));
-    Event { kind, name: name.clone(), holder, fence }
+    Event { kind, name: name.clone(), holder: seen.holder.clone(), fence: seen.fence }
 }
 
 /// Says in the store that somebody watches.

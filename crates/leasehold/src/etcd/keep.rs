@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::name::Name;
 
 use super::Inner;
-use super::ask::{RETRY_IN, fence};
+use super::ask::RETRY_IN;
 use super::book::Record;
 use super::detail::Detail;
 use super::failure;
@@ -189,7 +189,8 @@ async fn one(
         record.held = ahead.whole && holds(modes(&ahead.entries), record.mode);
         count = ahead.count;
         if !record.held {
-            stand_again(inner, renewal, &record, &ahead, line.revision);
+            let number = inner.fence(record.created).await?;
+            stand_again(inner, (renewal, number), &record, &ahead, line.revision);
         }
     }
     let Some((lease, span)) = rest_on(inner, renewal, &mut record, kept).await? else {
@@ -197,10 +198,10 @@ async fn one(
         return out(inner, &record.name).await;
     };
     record.until = SystemClock.now() + span;
-    let (created, held) = (record.created, record.held);
+    let (fence, held) = (inner.fence(record.created).await?, record.held);
     inner.book.enter(token, record);
     Ok(match held {
-        true => Standing::Held { fence: fence(created), remaining: lease.left(sent, span) },
+        true => Standing::Held { fence, remaining: lease.left(sent, span) },
         false => Standing::Queued { ahead: count, retry_in: RETRY_IN },
     })
 }
@@ -242,8 +243,14 @@ async fn rest_on(
 }
 
 /// What a heartbeat read of the line repairs whatever the watch missed.
-fn stand_again(inner: &Inner, renewal: &Renewal, record: &Record, ahead: &Ahead, revision: i64) {
-    let (token, number) = (renewal.key.token, fence(record.created));
+fn stand_again(
+    inner: &Inner,
+    (renewal, number): (&Renewal, u64),
+    record: &Record,
+    ahead: &Ahead,
+    revision: i64,
+) {
+    let token = renewal.key.token;
     let who = (&*ahead.entries, ahead.whole);
     let what = (number, record.mode);
     if let Some((token, fence)) = inner.queue.stands(&record.name, token, what, who, revision) {

@@ -286,7 +286,7 @@ async fn evict_these(
 }
 
 impl Inner {
-    fn busy(&self) -> Error {
+    pub(super) fn busy(&self) -> Error {
         Error::Store {
             store: self.links.store.clone(),
             cause: "too many change the same thing at once".into(),

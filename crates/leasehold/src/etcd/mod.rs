@@ -12,6 +12,7 @@ mod ask;
 mod book;
 mod detail;
 mod doctor;
+mod epoch;
 mod failure;
 mod feed;
 mod keep;
@@ -39,8 +40,8 @@ use crate::claim::{
     Amended, Amendment, Claim, ClaimKey, Holder, HolderId, Released, Renewal, Standing,
 };
 use crate::engine::{
-    Capabilities, Counts, Engine, Event, Eviction, Finding, Info, Notice, Page, Query, Resize,
-    Resized, Totals, Wait, Wake,
+    Bump, Bumped, Capabilities, Counts, Engine, Event, Eviction, Finding, Info, Notice, Page,
+    Query, Resize, Resized, Totals, Wait, Wake,
 };
 use crate::error::Result;
 
@@ -65,6 +66,7 @@ struct Inner {
     leases: Leases,
     book: Arc<Book>,
     queue: Queue,
+    epochs: epoch::Known,
     belfry: Belfry,
     /// Ends claims that nobody renewed.
     janitor: Mutex<Option<JoinHandle<()>>>,
@@ -94,6 +96,7 @@ impl Etcd {
             leases: Leases::default(),
             book: Arc::default(),
             queue: Queue::default(),
+            epochs: epoch::Known::default(),
             belfry: Belfry::default(),
             janitor: Mutex::default(),
         };
@@ -192,6 +195,10 @@ impl Engine for Etcd {
 
     async fn evict(&self, order: &Eviction) -> Result<Vec<Holder>> {
         leave::evict(&self.inner, order).await
+    }
+
+    async fn bump_epoch(&self, order: &Bump) -> Result<Bumped> {
+        self.inner.bump_epoch(order).await
     }
 
     async fn tally(&self, counts: &Counts) -> Result<()> {

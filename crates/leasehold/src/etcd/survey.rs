@@ -8,13 +8,14 @@ use futures_util::future::join_all;
 use crate::claim::{Token, Ttl};
 use crate::clock::{Clock, Moment, SystemClock};
 use crate::engine::{LineView, Page, Query, Select, Totals};
+use crate::epochs::Epochs;
 use crate::error::Result;
 use crate::line::{Entry, Line};
 use crate::name::Name;
 
 use super::Inner;
-use super::ask::fence;
 use super::detail::Detail;
+use super::epoch::fence;
 use super::keys::{Owner, is_session};
 use super::lineup::{holds, read_many};
 use super::wire::{KeyValue, LeaseRequest, RangeRequest, RangeResponse, Span, TimeToLive};
@@ -149,8 +150,13 @@ async fn views(inner: &Inner, names: &[Name]) -> Result<Vec<(LineView, Line<()>)
         range.limit = LINE_KEYS;
         range.op()
     });
+    let reads = std::iter::once(inner.epoch_request().op()).chain(reads);
+    let mut found = read_many(inner, reads.collect()).await?.into_iter();
+    if let Some((record, revision)) = found.next() {
+        inner.learn_epochs(record.kvs.first(), revision)?;
+    }
     let mut lines = Vec::with_capacity(names.len());
-    for (name, (range, _)) in names.iter().zip(read_many(inner, reads.collect()).await?) {
+    for (name, (range, _)) in names.iter().zip(found) {
         let mut claims = range.kvs;
         if range.more {
             claims.clear();
@@ -160,10 +166,12 @@ async fn views(inner: &Inner, names: &[Name]) -> Result<Vec<(LineView, Line<()>)
         claims.sort_by_key(|kv| kv.create_revision);
         lines.push((name, claims));
     }
+    let newest = lines.iter().flat_map(|(_, claims)| claims).map(|kv| kv.create_revision).max();
+    let epochs = inner.epochs(newest.unwrap_or(0)).await?;
     let leases = lives(inner, lines.iter().flat_map(|(_, claims)| claims)).await?;
     let now = SystemClock.now();
     let views = lines.into_iter().filter_map(|(name, claims)| {
-        let line = line(inner, name, claims, &leases, now);
+        let line = line(inner, name, claims, (&leases, &epochs), now);
         line.view(name, now).map(|view| (view, line))
     });
     Ok(views.collect())
@@ -194,7 +202,7 @@ fn line(
     inner: &Inner,
     name: &Name,
     claims: Vec<KeyValue>,
-    leases: &Lives,
+    (leases, epochs): (&Lives, &Epochs),
     now: Moment,
 ) -> Line<()> {
     let owners = claims.iter().filter_map(|kv| inner.layout.owner(name, &kv.key));
@@ -208,7 +216,7 @@ fn line(
         let holds = holds(modes[..at].to_vec(), modes[at]);
         let joined = now - detail.age();
         Entry {
-            fence: fence(kv.create_revision),
+            fence: fence(epochs, kv.create_revision),
             token,
             mode: owner.mode(),
             joined,

@@ -18,8 +18,9 @@
 //! the greatest is good: one lease may do many things. All who use a resource must check, with
 //! fences of one name.
 //!
-//! What is remembered must last as long as the store of the locks: if that is set back to an older
-//! state, let the guard forget, too.
+//! What is remembered must last as long as the store of the locks. If that is set back to an older
+//! state, as by restoring a backup, [`bump_epoch`](crate::Client::bump_epoch) raises its fences
+//! above all that guards may have seen.
 
 mod file;
 mod http;

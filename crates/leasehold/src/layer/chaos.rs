@@ -14,8 +14,8 @@ use crate::claim::{
     Amended, Amendment, Claim, ClaimKey, Holder, HolderId, Released, Renewal, Standing,
 };
 use crate::engine::{
-    Counts, Engine, Event, Eviction, Finding, Info, Notice, Page, Query, Resize, Resized, Totals,
-    Wait, Wake,
+    Bump, Bumped, Counts, Engine, Event, Eviction, Finding, Info, Notice, Page, Query, Resize,
+    Resized, Totals, Wait, Wake,
 };
 use crate::error::{Error, Result};
 
@@ -245,6 +245,10 @@ impl Engine for Troubled {
 
     async fn evict(&self, order: &Eviction) -> Result<Vec<Holder>> {
         self.engine.evict(order).await
+    }
+
+    async fn bump_epoch(&self, order: &Bump) -> Result<Bumped> {
+        self.engine.bump_epoch(order).await
     }
 
     async fn tally(&self, counts: &Counts) -> Result<()> {

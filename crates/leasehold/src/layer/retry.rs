@@ -16,8 +16,8 @@ use crate::claim::{
 };
 use crate::clock::Glance;
 use crate::engine::{
-    Counts, Engine, Event, Eviction, Finding, Info, Notice, Page, Query, Resize, Resized, Totals,
-    Wait, Wake,
+    Bump, Bumped, Counts, Engine, Event, Eviction, Finding, Info, Notice, Page, Query, Resize,
+    Resized, Totals, Wait, Wake,
 };
 use crate::error::Result;
 
@@ -154,6 +154,10 @@ impl Engine for Retry {
 
     async fn evict(&self, order: &Eviction) -> Result<Vec<Holder>> {
         self.again(|| self.engine.evict(order)).await
+    }
+
+    async fn bump_epoch(&self, order: &Bump) -> Result<Bumped> {
+        self.again(|| self.engine.bump_epoch(order)).await
     }
 
     async fn tally(&self, counts: &Counts) -> Result<()> {

@@ -22,8 +22,8 @@ use crate::claim::{
 };
 use crate::clock::{Clock, Moment, SystemClock};
 use crate::engine::{
-    Capabilities, Counts, Engine, Event, Eviction, Finding, Info, Notice, Page, Query, Resize,
-    Resized, Totals, Wait, Wake,
+    Bump, Bumped, Capabilities, Counts, Engine, Event, Eviction, Finding, Info, Notice, Page,
+    Query, Resize, Resized, Totals, Wait, Wake,
 };
 use crate::error::{Config, Error, Invalid, Result};
 
@@ -70,6 +70,7 @@ const CAN: Capabilities = Capabilities {
     amend: false,
     convert: false,
     resize: false,
+    epochs: false,
 };
 
 impl Quorum {
@@ -398,6 +399,10 @@ impl Engine for Quorum {
         let (name, by, reason) = (&order.name, order.by.label(), &order.reason);
         tracing::warn!(%name, by, reason, "evicted");
         Ok(evicted)
+    }
+
+    async fn bump_epoch(&self, order: &Bump) -> Result<Bumped> {
+        order.by_the_clock(self.inner.info.engine)
     }
 
     async fn tally(&self, _counts: &Counts) -> Result<()> {

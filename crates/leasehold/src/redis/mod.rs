@@ -35,8 +35,8 @@ use crate::claim::{
     Amended, Amendment, Claim, ClaimKey, Holder, HolderId, Mode, Released, Renewal, Standing,
 };
 use crate::engine::{
-    Capabilities, Counts, Engine, Event, Eviction, Finding, Info, Notice, Page, Query, Resize,
-    Resized, Totals, Wait, Wake,
+    Bump, Bumped, Capabilities, Counts, Engine, Event, Eviction, Finding, Info, Notice, Page,
+    Query, Resize, Resized, Totals, Wait, Wake,
 };
 use crate::error::{Error, Result};
 use crate::line::Refusal;
@@ -77,7 +77,11 @@ impl Redis {
             engine: "redis",
             store: settings.store,
             store_id,
-            can: Capabilities { many: !settings.layout.cluster, ..Capabilities::ALL },
+            can: Capabilities {
+                many: !settings.layout.cluster,
+                epochs: false,
+                ..Capabilities::ALL
+            },
             can_fail: true,
         };
         let (layout, wait_for) = (settings.layout, settings.wait_for);
@@ -377,6 +381,10 @@ impl Engine for Redis {
         let (name, by, reason) = (&order.name, order.by.label(), &order.reason);
         tracing::warn!(%name, by, reason, "evicted");
         Ok(evicted)
+    }
+
+    async fn bump_epoch(&self, order: &Bump) -> Result<Bumped> {
+        order.by_the_clock(self.inner.info.engine)
     }
 
     async fn tally(&self, counts: &Counts) -> Result<()> {

@@ -11,6 +11,7 @@ use rusqlite::config::DbConfig;
 use rusqlite::{Connection, OpenFlags};
 
 use crate::claim::Holder;
+use crate::engine::{Bump, Bumped};
 use crate::error::{Config, Error};
 
 use super::failure::Failure;
@@ -168,6 +169,19 @@ pub(super) fn raise_mark(db: &Connection, least: i64) -> Result<(), Failure> {
     })
 }
 
+/// Lets fences go on above all that any state of this file ever gave out.
+pub(super) fn bump_epoch(db: &Connection, order: &Bump) -> Result<Bumped, Failure> {
+    flushed(db, |db| {
+        let head = store::head(db)?;
+        let before = head.fence as u64 + 1;
+        // Above the mark, not only the count: after a power loss nobody knows what was given out.
+        let from = order.floor(head.fence_mark as u64);
+        let sql = "UPDATE store SET fence = ?1 - 1, fence_mark = ?1 - 1 + ?2";
+        db.prepare_cached(sql)?.execute([from as i64, FENCE_BLOCK])?;
+        Ok(Bumped::Raised { before, from })
+    })
+}
+
 /// Writes the log back into the database if it has grown.
 pub(super) fn write_back(db: &Connection, at_close: bool) -> Result<(), Failure> {
     let log = |row: &rusqlite::Row<'_>| Ok((row.get::<_, i64>(1)?, row.get::<_, i64>(2)?));
@@ -213,10 +227,10 @@ fn finish<T>(db: &Connection, outcome: Result<T, Failure>) -> Result<T, Failure>
 }
 
 /// Runs `act` in a transaction that is on the disk when this returns, with all before it.
-pub(super) fn flushed(
+pub(super) fn flushed<T>(
     db: &Connection,
-    act: impl FnOnce(&Connection) -> Result<(), Failure>,
-) -> Result<(), Failure> {
+    act: impl FnOnce(&Connection) -> Result<T, Failure>,
+) -> Result<T, Failure> {
     db.pragma_update(None, "synchronous", "FULL")?;
     let outcome = transact(db, act);
     db.pragma_update(None, "synchronous", "NORMAL")?;

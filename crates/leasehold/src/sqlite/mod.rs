@@ -32,8 +32,8 @@ use crate::claim::{
 };
 use crate::clock::{Clock, SystemClock};
 use crate::engine::{
-    Capabilities, Counts, Engine, Event, Eviction, Finding, Info, Level, Notice, Page, Query,
-    Resize, Resized, Totals, Wait, Wake,
+    Bump, Bumped, Capabilities, Counts, Engine, Event, Eviction, Finding, Info, Level, Notice,
+    Page, Query, Resize, Resized, Totals, Wait, Wake,
 };
 use crate::error::{Config, Error, Result};
 
@@ -296,6 +296,13 @@ impl Inner {
         }
     }
 
+    /// Raises the count and its mark, which is on the disk when this returns.
+    async fn bump_epoch(&self, order: &Bump) -> Result<Bumped> {
+        let bumped = self.persist(|| file::bump_epoch(&self.front(), order)).await?;
+        tracing::warn!(by = order.by.label(), ?bumped, "fences begin anew");
+        Ok(bumped)
+    }
+
     fn upkeep(&self, at_close: bool) -> Result<()> {
         let db = self.front();
         let done = file::raise_mark(&db, file::FENCE_BLOCK / 2)
@@ -414,6 +421,10 @@ impl Engine for Sqlite {
         let (name, by, reason) = (&order.name, order.by.label(), &order.reason);
         tracing::warn!(%name, by, reason, "evicted");
         Ok(evicted)
+    }
+
+    async fn bump_epoch(&self, order: &Bump) -> Result<Bumped> {
+        self.inner.bump_epoch(order).await
     }
 
     async fn tally(&self, counts: &Counts) -> Result<()> {

@@ -2,6 +2,9 @@
 //!
 //! Everything an engine has in common with others is in the conformance suite.
 
+#[path = "restore_tests.rs"]
+mod restore;
+
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -21,7 +21,7 @@ use super::nodes::{Attempt, Entry, Ours, holds, stems};
 use super::read::{Lineup, MOMENT, claim_acl, shared_acl};
 use super::session::Reply;
 use super::waits::{self, Place, Stands, Wait};
-use super::wire::{In, Odd, Part, Request, Sort, Stat, code};
+use super::wire::{Odd, Part, Request, Sort, Stat, code};
 
 /// How often a claim is tried when the nodes above it go away under it.
 const ROUNDS_MAX: usize = 16;
@@ -167,7 +167,8 @@ async fn create(inner: &Inner, claim: &Claim) -> Result<Option<(Record, Lineup, 
     match made(inner, &created)? {
         Ok(made) => {
             inner.known.add(name);
-            (record.paths, record.fence) = (made.paths, made.fence);
+            record.fence = inner.fence_of_new(&session, &made.moment).await?;
+            record.paths = made.paths;
             inner.book.enter(claim.key.clone(), record.clone());
             let lineup = Lineup::new(inner.children(&read)?);
             Ok(Some((record, lineup, created.safe_until)))
@@ -197,20 +198,17 @@ fn creation(inner: &Inner, claim: &Claim, ours: Ours, detail: &Detail) -> Reques
             sort: Sort::EphemeralSequential,
         })
         .collect();
-    if creations.len() == 1 {
-        return creations.remove(0);
-    }
     // Servers do not tell in which transaction several nodes were created together, but they do
-    // where something was written.
+    // where something was written. And that tells of epochs.
     let path = inner.layout.own(MOMENT);
     creations.push(Request::SetData { path, data: Vec::new(), version: -1 });
     Request::Multi(creations)
 }
 
-/// The nodes that were made, and the transaction that did it.
+/// The nodes that were made, and the one that was written with them.
 struct Made {
     paths: Vec<String>,
-    fence: u64,
+    moment: Stat,
 }
 
 /// What was made, or why it was not.
@@ -218,26 +216,17 @@ fn made(inner: &Inner, reply: &Reply) -> Result<std::result::Result<Made, i32>> 
     if reply.code != code::OK {
         return Ok(Err(reply.code));
     }
-    // A text begins with its length and a slash; a multi's answer with a code and a flag.
-    if reply.body.get(4) == Some(&b'/') {
-        let mut body = In(&reply.body);
-        let path = body.text().map_err(|odd| inner.odd(odd))?;
-        let fence = fence(&body.stat().map_err(|odd| inner.odd(odd))?);
-        return Ok(Ok(Made { paths: vec![path], fence }));
-    }
-    let mut made = Made { paths: Vec::new(), fence: 0 };
+    let (mut paths, mut moment) = (Vec::new(), None);
     for part in inner.parts(reply)? {
         match part {
-            Part::Created(path) => made.paths.push(path),
-            Part::Written(stat) => made.fence = u64::try_from(stat.modified).unwrap_or(0),
+            Part::Created(path) => paths.push(path),
+            Part::Written(stat) => moment = Some(stat),
             Part::Failed(error) => return Ok(Err(error)),
             Part::Done => {}
         }
     }
-    match made.fence {
-        0 => Err(inner.odd(Odd)),
-        _ => Ok(Ok(made)),
-    }
+    let moment = moment.ok_or_else(|| inner.odd(Odd))?;
+    Ok(Ok(Made { paths, moment }))
 }
 
 /// A claim that was made before, or may have been; `None` if it is not there.
@@ -291,12 +280,8 @@ pub(super) async fn recover(inner: &Inner, record: &Record) -> Result<Option<Rec
     let others = others.map(|node| format!("{line}/{node}"));
     let mut found = record.clone();
     found.paths = [first].into_iter().chain(others).collect();
-    found.fence = fence(&stat);
+    found.fence = inner.fence_at(&record.session, stat.created).await?;
     Ok(Some(found))
-}
-
-pub(super) fn fence(stat: &Stat) -> u64 {
-    u64::try_from(stat.created).unwrap_or(0)
 }
 
 async fn undo(inner: &Inner, claim: &Claim, record: &Record) -> Result<()> {

@@ -31,6 +31,8 @@ const BATCH_MAX: usize = 256;
 const PAUSE_FIRST: Duration = Duration::from_millis(20);
 /// The longest pause between rounds of all servers.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
+/// How many timeouts a session tries to come back.
+const GIVE_UP_AFTER: u32 = 2;
 /// The part of the timeout after which the leader knows of what a server heard.
 const RELAY_PART: u32 = 4;
 /// The part of the timeout after which an idle session says that it is there.
@@ -93,15 +95,16 @@ impl Driver {
     pub(super) async fn run(mut self) {
         let mut pause = PAUSE_FIRST;
         let mut closing: Option<Moment> = None;
+        let mut cut_since: Option<Moment> = None;
         loop {
             let stop = match self.connect().await {
                 Ok(connection) => {
-                    pause = PAUSE_FIRST;
+                    (pause, cut_since) = (PAUSE_FIRST, None);
                     self.serve(connection).await
                 }
                 Err(stop) => stop,
             };
-            match stop {
+            match self.or_given_up(stop, &mut cut_since) {
                 Stop::Cut(cause) => {
                     tracing::debug!(cause, "a ZooKeeper session lost its connection");
                     let ended = self.once;
@@ -138,6 +141,20 @@ impl Driver {
                     return;
                 }
             }
+        }
+    }
+
+    /// A session that was cut off for long enough is over, whatever the ensemble thinks of it: its
+    /// leases were lost before. One that was set back would never let it in again, because servers
+    /// refuse whoever has seen more than they have.
+    fn or_given_up(&self, stop: Stop, cut_since: &mut Option<Moment>) -> Stop {
+        let Stop::Cut(_) = &stop else { return stop };
+        let now = SystemClock.now();
+        let cut_for = now.since(*cut_since.get_or_insert(now));
+        let status = self.shared.status.borrow();
+        match status.times > 0 && cut_for >= status.timeout * GIVE_UP_AFTER {
+            true => Stop::Ended,
+            false => stop,
         }
     }
 
@@ -322,7 +339,7 @@ impl Driver {
                     self.tell(|listener| listener.heard(change, &path));
                 }
                 _ => {
-                    let safe_until = connection.settle(xid, error, body)?;
+                    let safe_until = connection.settle((xid, zxid), error, body)?;
                     self.shared.proven.fetch_max(safe_until.as_nanos(), Ordering::AcqRel);
                 }
             }
@@ -427,7 +444,7 @@ impl Connection {
 
     /// Gives an answer to whoever asked.
     /// Returns until when the ensemble keeps the session by that.
-    fn settle(&mut self, xid: i32, error: i32, body: &[u8]) -> Result<Moment, Stop> {
+    fn settle(&mut self, (xid, zxid): (i32, i64), error: i32, body: &[u8]) -> Result<Moment, Stop> {
         let Some(pending) = self.pending.pop_front().filter(|pending| pending.xid == xid) else {
             return Err(Stop::Cut("it answers out of order".into()));
         };
@@ -442,7 +459,7 @@ impl Connection {
             }
             false => {
                 let safe_until = pending.safe_until;
-                Ok(Reply { code: error, body: body.to_vec(), safe_until })
+                Ok(Reply { code: error, zxid, body: body.to_vec(), safe_until })
             }
         };
         // Whoever asked may not want to know any more.

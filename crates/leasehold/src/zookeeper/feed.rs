@@ -19,7 +19,6 @@ use crate::error::Result;
 use crate::name::Name;
 
 use super::Inner;
-use super::ask::fence;
 use super::detail::Detail;
 use super::nodes::{Ours, Sequence, decode, encode, holds, read_node, read_note_node};
 use super::read::make;
@@ -196,7 +195,7 @@ impl Feed {
                     mode: entry.mode,
                     ours: entry.ours,
                     holder: detail.holder,
-                    fence: fence(&stat),
+                    fence: inner.fence_at(session, stat.created).await?,
                     held: false,
                     given_back: false,
                 });
@@ -289,6 +288,7 @@ impl Feed {
         let read = self.inner.data(&self.session, path.to_owned()).await;
         // Who came and went before it could be read is known to have done neither.
         let Ok(Some((data, stat))) = read else { return };
+        let Ok(fence) = self.inner.fence_at(&self.session, stat.created).await else { return };
         let detail = match entry.ours {
             Some(_) => Detail::decode(&data),
             None => Detail::foreign(),
@@ -299,7 +299,7 @@ impl Feed {
             mode: entry.mode,
             ours: entry.ours,
             holder: detail.holder,
-            fence: fence(&stat),
+            fence,
             held: false,
             given_back: false,
         };

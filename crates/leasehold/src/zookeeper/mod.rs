@@ -12,6 +12,7 @@ mod book;
 mod detail;
 mod doctor;
 mod driver;
+mod epoch;
 mod failure;
 mod feed;
 mod keep;
@@ -40,8 +41,8 @@ use crate::claim::{
     Amended, Amendment, Claim, ClaimKey, Holder, HolderId, Released, Renewal, Standing,
 };
 use crate::engine::{
-    Capabilities, Counts, Engine, Event, Eviction, Finding, Info, Notice, Page, Query, Resize,
-    Resized, Totals, Wait, Wake,
+    Bump, Bumped, Capabilities, Counts, Engine, Event, Eviction, Finding, Info, Notice, Page,
+    Query, Resize, Resized, Totals, Wait, Wake,
 };
 use crate::error::{Config, Error, Result};
 
@@ -84,6 +85,8 @@ struct Inner {
     notices: Notices,
     /// Lines whose nodes were there a moment ago.
     known: Known,
+    /// What is added to the numbers of transactions.
+    epochs: epoch::Known,
     /// Ends claims that nobody renewed, and takes back notices that nobody repeated.
     janitor: Mutex<Option<JoinHandle<()>>>,
     /// For tasks that outlive a call.
@@ -106,6 +109,7 @@ impl Listener for Inner {
     }
 
     fn back(&self, session: i64) {
+        self.epochs.forget();
         waits::back(self, session);
     }
 }
@@ -135,6 +139,7 @@ impl ZooKeeper {
             belfry: Belfry::default(),
             notices: Notices::default(),
             known: Known::default(),
+            epochs: epoch::Known::default(),
             janitor: Mutex::default(),
             me: me.clone(),
         });
@@ -245,6 +250,10 @@ impl Engine for ZooKeeper {
 
     async fn evict(&self, order: &Eviction) -> Result<Vec<Holder>> {
         leave::evict(&self.inner, order).await
+    }
+
+    async fn bump_epoch(&self, order: &Bump) -> Result<Bumped> {
+        surely(|| self.inner.bump_epoch(order)).await
     }
 
     async fn tally(&self, counts: &Counts) -> Result<()> {

@@ -45,6 +45,8 @@ pub(super) trait Listener: Send + Sync + 'static {
 pub(super) struct Reply {
     /// What the server made of it.
     pub(super) code: i32,
+    /// The latest transaction that the server knew of, or the one that this was.
+    pub(super) zxid: i64,
     pub(super) body: Vec<u8>,
     /// Until when the ensemble keeps the session at least, if the request was one that a majority
     /// agrees on.

@@ -11,7 +11,6 @@ use crate::line::{Entry as LineEntry, Line};
 use crate::name::Name;
 
 use super::Inner;
-use super::ask::fence;
 use super::detail::Detail;
 use super::keep::mark;
 use super::leave::ttl_of;
@@ -144,7 +143,7 @@ async fn line(
         let joined: Moment = now - detail.age();
         let note = note(inner, session, name, &lineup, entry).await?;
         entries.push(LineEntry {
-            fence: fence(&stat),
+            fence: inner.fence_at(session, stat.created).await?,
             token: Token::from_bytes([0; 16]),
             mode: entry.mode,
             joined,

@@ -28,6 +28,11 @@ async fn a_cycle_is_two_proposals_contended_or_not() {
     }
     held.release().await.expect("an answer");
     assert_eq!(revision(&server) - before, 142, "and no more when others wait");
+    one.bump_epoch(None).await.expect("bumped");
+    for _ in 0..50 {
+        mutex.lock().await.expect("free").release().await.expect("an answer");
+    }
+    assert_eq!(revision(&server) - before, 243, "nor in another epoch, but for its beginning");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

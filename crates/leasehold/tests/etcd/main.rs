@@ -9,4 +9,5 @@ mod cost;
 mod interop;
 mod leases;
 mod network;
+mod restore;
 mod support;

@@ -11,8 +11,8 @@ use leasehold::claim::{
     Amended, Amendment, Claim, ClaimKey, Holder, HolderId, Released, Renewal, Standing,
 };
 use leasehold::engine::{
-    Counts, Engine, Event, Eviction, Finding, Info, Notice, Page, Query, Resize, Resized, Totals,
-    Wait, Wake,
+    Bump, Bumped, Counts, Engine, Event, Eviction, Finding, Info, Notice, Page, Query, Resize,
+    Resized, Totals, Wait, Wake,
 };
 use leasehold::layer::chaos::{Chaos, Verb};
 use leasehold::memory::Memory;
@@ -260,6 +260,10 @@ impl Engine for Hooked {
 
     async fn evict(&self, order: &Eviction) -> Result<Vec<Holder>> {
         self.engine.evict(order).await
+    }
+
+    async fn bump_epoch(&self, order: &Bump) -> Result<Bumped> {
+        self.engine.bump_epoch(order).await
     }
 
     async fn tally(&self, counts: &Counts) -> Result<()> {

@@ -15,6 +15,7 @@ mod line;
 mod network;
 mod plain;
 mod pooler;
+mod restore;
 mod schema;
 mod server;
 mod support;

@@ -19,6 +19,7 @@ mod redlock;
 mod refusals;
 mod replicas;
 mod restart;
+mod restore;
 mod rights;
 mod sentinel;
 mod server;

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use leasehold::claim::{Amendment, Claim, ClaimKey, Holder, Mode, Note, Standing, Token};
-use leasehold::engine::{Engine, Notice, Wait, Wake};
+use leasehold::engine::{Bump, Engine, Notice, Wait, Wake};
 use leasehold::zookeeper::ZooKeeper;
 use leasehold::{LeaseState, Name, Released};
 use leasehold_testkit::Server;
@@ -59,7 +59,11 @@ impl<'a> Meter<'a> {
 async fn an_uncontended_pair_is_three_requests_of_which_two_are_agreed_on() {
     let server = server().await;
     let engine = &engines(&server, 1).await[0];
-    for warm in [true, false] {
+    for (warm, bump) in [(true, false), (false, false), (true, true), (false, false)] {
+        if bump {
+            let order = Bump { above: 0, now_us: 1, by: Holder::fresh() };
+            engine.bump_epoch(&order).await.expect("bumped");
+        }
         let meter = Meter::start(&server);
         for _ in 0..200 {
             let asked = claim("pair");

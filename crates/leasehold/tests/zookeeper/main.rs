@@ -11,5 +11,6 @@ mod ensemble;
 mod interop;
 mod network;
 mod notices;
+mod restore;
 mod sessions;
 mod support;

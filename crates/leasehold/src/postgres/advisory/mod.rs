@@ -38,15 +38,15 @@ use crate::claim::{
 };
 use crate::clock::{Clock, Moment, SystemClock};
 use crate::engine::{
-    Capabilities, Counts, Engine, Event, Eviction, Finding, Info, Notice, Page, Query, Resize,
-    Resized, Totals, Wait, Wake,
+    Bump, Bumped, Capabilities, Counts, Engine, Event, Eviction, Finding, Info, Notice, Page,
+    Query, Resize, Resized, Totals, Wait, Wake,
 };
 use crate::error::{Config, Error, Result};
 
 pub use direct::{lock_in, try_lock_in};
 pub use keys::{AdvisoryKey, Keys};
 
-use super::link::one;
+use super::link::{Argument, one};
 use super::settings::Settings;
 use super::table::schema::is_right_missing;
 use book::Book;
@@ -296,6 +296,10 @@ impl Engine for Advisory {
         self.inner.evict(order).await
     }
 
+    async fn bump_epoch(&self, order: &Bump) -> Result<Bumped> {
+        self.inner.bump_epoch(order).await
+    }
+
     async fn tally(&self, counts: &Counts) -> Result<()> {
         self.inner.tally(counts).await
     }
@@ -357,6 +361,17 @@ impl Inner {
                 .map(|count| i64::try_from(count).unwrap_or(i64::MAX));
         let arguments = counted.each_ref().map(|count| (count as &(dyn ToSql + Sync), Type::INT8));
         self.ask(&self.statements.tally, &arguments).await.map(|_rows| ())
+    }
+
+    async fn bump_epoch(&self, order: &Bump) -> Result<Bumped> {
+        let signed = |number| i64::try_from(number).unwrap_or(i64::MAX);
+        let (above, now) = (signed(order.above), signed(order.now_us));
+        let arguments: [Argument<'_>; 2] = [(&above, Type::INT8), (&now, Type::INT8)];
+        let row = one(&self.settings.store, self.ask(&self.statements.bump, &arguments).await?)?;
+        let fence = |column: usize| row.get::<_, i64>(column).max(0) as u64;
+        let bumped = Bumped::Raised { before: fence(0), from: fence(1) };
+        tracing::warn!(by = order.by.label(), ?bumped, "fences begin anew");
+        Ok(bumped)
     }
 
     /// For how much longer no lock counts.

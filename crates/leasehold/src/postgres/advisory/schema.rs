@@ -30,6 +30,7 @@ pub(super) struct Statements {
     pub(super) guard: String,
     pub(super) tally: String,
     pub(super) totals: String,
+    pub(super) bump: String,
     pub(super) examine: String,
     pub(super) collisions: String,
     pub(super) install: &'static str,
@@ -75,6 +76,7 @@ impl Statements {
             totals: named(
                 "SELECT acquired, released, contended, expired, lost FROM leasehold.advisory",
             ),
+            bump: named("SELECT before, first FROM leasehold.advisory_bump($1, $2)"),
             examine: named(include_str!("examine.sql")),
             collisions: named(
                 "SELECT string_agg(DISTINCT name, ', ' ORDER BY name) \

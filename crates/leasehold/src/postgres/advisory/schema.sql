@@ -71,6 +71,7 @@ DECLARE
     v_started timestamptz := pg_postmaster_start_time();
     v_life leasehold.advisory_life;
     v_last bigint;
+    v_step integer;
 BEGIN
     SELECT * INTO v_life FROM leasehold.advisory_life;
     IF v_life.started IS DISTINCT FROM v_started THEN
@@ -84,7 +85,9 @@ BEGIN
         -- waited for, before the first grant: where none is, there was no grant.
         SELECT s.last_value INTO v_last FROM leasehold.advisory_fences s;
         IF EXISTS (SELECT FROM leasehold.advisory a WHERE a.ttl_ms > 0) THEN
-            PERFORM setval('leasehold.advisory_fences', ((v_last >> 32) + 1) << 32);
+            -- Since `advisory_bump` fences begin at the clock, and must stay behind it.
+            v_step := CASE WHEN v_last < 17592186044416 THEN 32 ELSE 24 END;
+            PERFORM setval('leasehold.advisory_fences', ((v_last >> v_step) + 1) << v_step);
         END IF;
         -- Without the row nobody knows when the server forgot.
         INSERT INTO leasehold.advisory_life AS l (started, since, guard_ms)
@@ -101,6 +104,22 @@ BEGIN
     FROM leasehold.advisory a;
     guard_ms := v_life.guard_ms;
     age_ms := floor(extract(epoch FROM clock_timestamp() - v_life.since) * 1000);
+END
+$$;
+
+-- Lets fences go on above all that were ever given out, after a backup was restored: they begin at
+-- the clock, which no backup takes back, and are given out more slowly than it runs.
+CREATE OR REPLACE FUNCTION leasehold.advisory_bump(
+    p_above bigint, p_now_us bigint, OUT before bigint, OUT first bigint
+) LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM set_config('synchronous_commit', 'on', true);
+    PERFORM pg_advisory_xact_lock(hashtextextended('leasehold.store', 7738));
+    SELECT s.last_value + 1 INTO before FROM leasehold.advisory_fences s;
+    -- With room for what others are granted between these two lines.
+    first := greatest(before + 1048576, p_above + 1, p_now_us,
+        (extract(epoch FROM clock_timestamp()) * 1000000)::bigint);
+    PERFORM setval('leasehold.advisory_fences', first, false);
 END
 $$;
 

@@ -7,6 +7,7 @@
 mod adrift;
 mod amend;
 mod bells;
+mod epoch;
 mod examine;
 mod feed;
 mod notices;
@@ -27,8 +28,8 @@ use crate::claim::{
     Amended, Amendment, Claim, ClaimKey, Holder, HolderId, Released, Renewal, Standing,
 };
 use crate::engine::{
-    Capabilities, Counts, Engine, Event, Eviction, Finding, Info, Notice, Page, Query, Resize,
-    Resized, Select, Totals, Wait, Wake,
+    Bump, Bumped, Capabilities, Counts, Engine, Event, Eviction, Finding, Info, Notice, Page,
+    Query, Resize, Resized, Select, Totals, Wait, Wake,
 };
 use crate::error::{Error, Result};
 use crate::name::Name;
@@ -345,6 +346,10 @@ impl Engine for LeaseTable {
         tracing::warn!(%name, by, reason, "evicted");
         let store = &inner.settings.store;
         rows.iter().filter_map(|row| Answer { store, row }.holder().transpose()).collect()
+    }
+
+    async fn bump_epoch(&self, order: &Bump) -> Result<Bumped> {
+        epoch::bump(&self.inner, order).await
     }
 
     async fn tally(&self, counts: &Counts) -> Result<()> {

@@ -196,12 +196,21 @@ RETURNS bigint LANGUAGE sql IMMUTABLE AS $$
     SELECT greatest(round(extract(epoch FROM p_until - p_from) * 1000000), 0)::bigint
 $$;
 
--- The next fence. It begins with the server's timeline, which rises when a standby is promoted or
--- a backup is rolled forward: numbers that the lost server gave out are then below all new ones.
--- The first timeline counts from 1.
+-- The fence of an arrival. It begins with the server's timeline, which rises when a standby is
+-- promoted or a backup is rolled forward: numbers that the lost server gave out are then below all
+-- new ones. The first timeline counts from 1. Arrivals from 2^44 on are those since `bump_epoch`,
+-- which begins at the clock: each timeline takes a smaller step then, 17 seconds of that clock, so
+-- that fences stay behind it.
+CREATE OR REPLACE FUNCTION leasehold.fence_of(p_arrival bigint)
+RETURNS bigint LANGUAGE sql VOLATILE AS $$
+    SELECT p_arrival
+        + ((('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::bigint - 1)
+        << CASE WHEN p_arrival < 17592186044416 THEN 44 ELSE 24 END)
+$$;
+
+-- The next fence.
 CREATE OR REPLACE FUNCTION leasehold.next_fence() RETURNS bigint LANGUAGE sql VOLATILE AS $$
-    SELECT ((('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::bigint - 1)
-        << 44) + nextval('leasehold.arrivals')
+    SELECT leasehold.fence_of(nextval('leasehold.arrivals'))
 $$;
 
 -- Looks at up to `p_lines` lines that nobody asked about for a minute after their time.

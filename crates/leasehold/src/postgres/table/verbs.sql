@@ -119,7 +119,7 @@ BEGIN
         IF FOUND THEN
             -- The number was taken before the line was locked. If others were taken since then,
             -- one of them may have been granted on this name and given back already.
-            IF pg_sequence_last_value('leasehold.arrivals') <> (fence & 17592186044415) THEN
+            IF leasehold.fence_of(pg_sequence_last_value('leasehold.arrivals')) <> fence THEN
                 fence := leasehold.next_fence();
                 UPDATE leasehold.lines l SET fence = claim.fence WHERE l.name = p_name;
             END IF;

@@ -1,0 +1,111 @@
+//! Dumps that are restored: fences go back, and what becomes of that.
+
+use std::process::{Command, Stdio};
+
+use leasehold::engine::Bumped;
+use leasehold::fencing::HighestSeen;
+use leasehold::{Client, Error, Result, connect};
+use leasehold_testkit::{Postgres, Server};
+
+use crate::support::*;
+
+/// What `pg_dump` says of one schema of a database.
+fn dump(server: &Server, database: &str, schema: &str) -> String {
+    let database = format!("postgres://postgres@{}/{database}", server.address());
+    let dumped = Command::new("pg_dump")
+        .args(["--clean", "--if-exists", "--schema", schema, "--dbname", &database])
+        .output()
+        .expect("pg_dump is there");
+    assert!(dumped.status.success(), "{}", String::from_utf8_lossy(&dumped.stderr));
+    String::from_utf8(dumped.stdout).expect("text")
+}
+
+/// Puts a dump back, with `psql`: while clients are connected, and before they can look.
+fn restore(server: &Server, database: &str, dump: &str) {
+    use std::io::Write as _;
+    let database = format!("postgres://postgres@{}/{database}", server.address());
+    let mut psql = Command::new("psql")
+        .args(["--quiet", "--single-transaction", "--set", "ON_ERROR_STOP=1", &database])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .spawn()
+        .expect("psql is there");
+    psql.stdin.take().expect("piped").write_all(dump.as_bytes()).expect("it reads");
+    assert!(psql.wait().expect("it ends").success());
+}
+
+/// A lease taken and given back; its fence.
+async fn turn(client: &Client) -> Result<u64> {
+    let lease = client.mutex("n").ttl(LONG).lock().await?;
+    let fence = lease.fence();
+    lease.release().await.map(|_released| fence)
+}
+
+async fn turns(client: &Client, count: usize) -> u64 {
+    let mut last = 0;
+    for _ in 0..count {
+        last = turn(client).await.expect("a turn");
+    }
+    last
+}
+
+/// Restored, refused by who knows, bumped, accepted; and again with the same dump.
+async fn story(server: &Server, url: &str, schema: &str) {
+    let place = database(url);
+    let (lived, guard) = (connect(url).await.expect("connected"), HighestSeen::new(1));
+    turns(&lived, 3).await;
+    let dump = dump(server, place, schema);
+    let mut last = turns(&lived, 5).await;
+    drop(guard.enter("account", last).await.expect("the newest"));
+    for _ in 0..2 {
+        restore(server, place, &dump);
+        let fresh = connect(url).await.expect("connected");
+        let again = turn(&fresh).await.expect("it knows nothing");
+        assert!(again < last, "fences went back: {again} after {last}");
+        assert!(guard.enter("account", again).await.is_err(), "and what checks them refuses");
+        let refused = turn(&lived).await.expect_err("it knows better");
+        assert!(matches!(refused, Error::SetBack { .. }), "{refused}");
+        until_free(&lived, "n").await;
+        let bumped = fresh.bump_epoch(None).await.expect("bumped");
+        let Bumped::Raised { from, .. } = bumped else { panic!("{bumped:?}") };
+        assert!(from > last, "{bumped:?} after {last}");
+        last = turn(&lived).await.expect("above all it was told");
+        assert!(last >= from);
+        drop(guard.enter("account", last).await.expect("the newest"));
+    }
+}
+
+#[tokio::test]
+async fn f129_restored_dump_gives_old_fences_until_its_epoch_is_bumped() {
+    let schema = fresh_schema();
+    story(server(), &format!("{}?schema={schema}", server().url()), &schema).await;
+}
+
+#[tokio::test]
+async fn f129_restored_dump_of_advisory_fences_is_no_different() {
+    story(server(), &advisory_on(server()), "leasehold").await;
+}
+
+#[tokio::test]
+async fn f129_promoted_standby_of_a_bumped_store_stays_above_and_near_the_clock() {
+    let server = Postgres::new().start().await.expect("a server");
+    let client = connect(server.url()).await.expect("connected");
+    client.bump_epoch(None).await.expect("bumped");
+    let last = turns(&client, 3).await;
+    server.shut_down().expect("it ends");
+    std::fs::write(server.folder().join("pg/standby.signal"), "").expect("written");
+    server.launch().expect("it starts");
+    server.wait_ready().await.expect("it answers");
+    server.sql("SELECT pg_promote()").expect("promoted");
+    // What the lost server gave out last never came here.
+    server
+        .sql("SELECT setval('leasehold.arrivals', last_value - 100) FROM leasehold.arrivals")
+        .expect("set");
+    let next = soon("a turn", turn(&client)).await.expect("above all it was told");
+    assert!(next > last, "{next} after {last}");
+    // A step of half a minute of the clock that a later bump begins at, and not of half a year.
+    assert!(next - last < 30_000_000, "{next} after {last}");
+    let bumped = client.bump_epoch(None).await.expect("bumped");
+    assert!(matches!(bumped, Bumped::Raised { from, .. } if from > next), "{bumped:?}");
+    assert!(turn(&client).await.expect("a turn") > next);
+}
