@@ -11,8 +11,8 @@ use leasehold::claim::{
     Amended, Amendment, Claim, ClaimKey, Holder, HolderId, Released, Renewal, Standing,
 };
 use leasehold::engine::{
-    Counts, Engine, Event, Eviction, Finding, Info, Notice, Page, Query, Resize, Resized, Totals,
-    Wait, Wake,
+    ClockNews, Counts, Engine, Event, Eviction, Finding, Info, Notice, Page, Query, Resize,
+    Resized, Totals, Wait, Wake,
 };
 
 #[derive(Debug)]
@@ -62,6 +62,10 @@ impl Engine for Forward {
 
     async fn losses(&self) -> Vec<ClaimKey> {
         self.0.losses().await
+    }
+
+    async fn clock_news(&self) -> Vec<ClockNews> {
+        self.0.clock_news().await
     }
 
     async fn inspect(&self, query: &Query) -> Result<Page> {

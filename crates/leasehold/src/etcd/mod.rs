@@ -39,8 +39,8 @@ use crate::claim::{
     Amended, Amendment, Claim, ClaimKey, Holder, HolderId, Released, Renewal, Standing,
 };
 use crate::engine::{
-    Capabilities, Counts, Engine, Event, Eviction, Finding, Info, Notice, Page, Query, Resize,
-    Resized, Totals, Wait, Wake,
+    Capabilities, ClockNews, Counts, Engine, Event, Eviction, Finding, Info, Notice, Page, Query,
+    Resize, Resized, Totals, Wait, Wake,
 };
 use crate::error::Result;
 
@@ -175,6 +175,11 @@ impl Engine for Etcd {
 
     async fn losses(&self) -> Vec<ClaimKey> {
         // What the store drops before its time is found by the next renewal.
+        std::future::pending().await
+    }
+
+    async fn clock_news(&self) -> Vec<ClockNews> {
+        // Leases end by the leader's monotonic clock, which nobody sets.
         std::future::pending().await
     }
 

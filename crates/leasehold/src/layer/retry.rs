@@ -15,8 +15,8 @@ use crate::claim::{
     Amended, Amendment, Claim, ClaimKey, Holder, HolderId, Released, Renewal, Standing,
 };
 use crate::engine::{
-    Counts, Engine, Event, Eviction, Finding, Info, Notice, Page, Query, Resize, Resized, Totals,
-    Wait, Wake,
+    ClockNews, Counts, Engine, Event, Eviction, Finding, Info, Notice, Page, Query, Resize,
+    Resized, Totals, Wait, Wake,
 };
 use crate::error::Result;
 
@@ -132,6 +132,10 @@ impl Engine for Retry {
 
     async fn losses(&self) -> Vec<ClaimKey> {
         self.engine.losses().await
+    }
+
+    async fn clock_news(&self) -> Vec<ClockNews> {
+        self.engine.clock_news().await
     }
 
     async fn inspect(&self, query: &Query) -> Result<Page> {

@@ -267,7 +267,7 @@ async fn line_of_ten_thousand_is_full_and_says_so() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_off_names_leave_nothing_but_a_bounded_number_of_counters() {
-    const NAMES: usize = 200_000;
+    const NAMES: usize = 1_000_000;
     const AT_ONCE: usize = 500;
     let server = server().await;
     let engine = patient(&server).await;

@@ -28,7 +28,7 @@ impl<'a> Answer<'a> {
         Ok(Duration::from_micros(self.number(column)?))
     }
 
-    fn number(&self, column: &str) -> Result<u64> {
+    pub(super) fn number(&self, column: &str) -> Result<u64> {
         let number: i64 = self.get(column)?;
         u64::try_from(number).map_err(|_| broken(self.store, "a negative number"))
     }
