@@ -30,11 +30,14 @@ impl StoreClocks {
         let trouble = clock.read(reading)?;
         let known = match trouble {
             ClockTrouble::Step { by } => {
-                let last = self.step.replace((reading.received, by));
-                // It happened after the reading before; so did one that another slot told of.
-                last.is_some_and(|(seen, told)| {
-                    by.is_like(told) && before.is_some_and(|before| before.sent <= seen)
-                })
+                // Another slot told of one like it, which this one had not seen by then.
+                let known = self.step.is_some_and(|(seen, told)| {
+                    by.is_like(told) && before.is_some_and(|before| before.received < seen)
+                });
+                if !known {
+                    self.step = Some((reading.received, by));
+                }
+                known
             }
             ClockTrouble::Frozen { .. } => {
                 let others = self.by_slot.iter().filter(|(other, _)| **other != slot);
