@@ -274,7 +274,8 @@ async fn use_once(engine: Redis, names: Range<usize>, together: bool) {
     for first in names.clone().step_by(AT_ONCE) {
         let claim = |number: usize| {
             let name = Name::new(format!("one-off {number}")).expect("a name");
-            let mode = if number % 10 == 0 && !together { Mode::Shared } else { Mode::Exclusive };
+            let shared = number.is_multiple_of(10) && !together;
+            let mode = if shared { Mode::Shared } else { Mode::Exclusive };
             Claim { key: ClaimKey { name, token: Token::random() }, mode, ..model.clone() }
         };
         let claims: Vec<Claim> = (first..names.end.min(first + AT_ONCE)).map(claim).collect();
