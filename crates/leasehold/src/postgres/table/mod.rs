@@ -198,7 +198,7 @@ impl Inner {
         let (store, rows) = (&self.settings.store, rows?);
         let answer = Answer { store, row: &one(store, rows)? };
         if again {
-            let (received, time) = (SystemClock.now(), answer.number("clock_us")?);
+            let (received, time) = (SystemClock.now(), answer.clock()?);
             self.read_clock(Reading { sent, received, time });
         }
         answer.claimed(claim)
@@ -305,7 +305,7 @@ impl Engine for LeaseTable {
         let rows = link.query(&inner.settings, &inner.statements.renew, &arguments).await?;
         let received = SystemClock.now();
         if let Some(row) = rows.first() {
-            let time = Answer { store: &inner.settings.store, row }.number("clock_us")?;
+            let time = Answer { store: &inner.settings.store, row }.clock()?;
             inner.read_clock(Reading { sent, received, time });
         }
         in_place(&inner.settings.store, renewals.len(), &rows, |answer| answer.standing().map(Ok))

@@ -28,9 +28,14 @@ impl<'a> Answer<'a> {
         Ok(Duration::from_micros(self.number(column)?))
     }
 
-    pub(super) fn number(&self, column: &str) -> Result<u64> {
+    fn number(&self, column: &str) -> Result<u64> {
         let number: i64 = self.get(column)?;
         u64::try_from(number).map_err(|_| broken(self.store, "a negative number"))
+    }
+
+    /// What the server's clock shows, in microseconds. One that is before 1970 is as good as none.
+    pub(super) fn clock(&self) -> Result<u64> {
+        Ok(u64::try_from(self.get::<i64>("clock_us")?).unwrap_or_default())
     }
 
     /// Whoever is named in the row.
