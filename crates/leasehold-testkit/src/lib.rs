@@ -30,6 +30,7 @@
 pub mod certificates;
 pub mod clock;
 pub mod conformance;
+mod diary;
 pub mod error;
 mod folder;
 pub mod peer;
@@ -42,6 +43,7 @@ pub mod worker;
 
 pub use certificates::Certificates;
 pub use clock::Clock;
+pub use diary::ClockDiary;
 pub use error::{Error, Result};
 pub use folder::remove_orphans;
 pub use peer::{Peer, PeerKind};

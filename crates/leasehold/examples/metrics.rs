@@ -48,6 +48,8 @@ impl Observer for Meter {
                 eprintln!("lost {name}: {cause}");
                 metrics.lost.fetch_add(1, Relaxed);
             }
+            Measure::ClockStep { server, by } => eprintln!("clock of {server} set {by}"),
+            Measure::ClockFrozen { server, .. } => eprintln!("clock of {server} stands still"),
             // Renewals, and whatever a later version measures.
             _ => {}
         }

@@ -1,7 +1,11 @@
 //! Time as leases count it: instants on the clock that runs on through suspend, and sleeping on it.
 //!
 //! Wall time never decides anything. [`VirtualClock`] stands still until it is told to move, so
-//! that the loss of a lock can be tested without waiting for it.
+//! that the loss of a lock can be tested without waiting for it. What is known of the clocks of
+//! servers, which do decide there, is in `remote`.
+
+pub mod remote;
+pub mod watch;
 
 use std::fmt;
 use std::future::Future;

@@ -14,9 +14,11 @@ use crate::claim::{
     Amended, Amendment, Claim, ClaimKey, Holder, HolderId, Mode, Note, Released, Renewal, Standing,
 };
 use crate::clock::Glance;
+use crate::clock::remote::ClockTrouble;
 use crate::error::{Config, Error, Kind, Result};
 use crate::name::Name;
 
+pub use crate::clock::watch::ClockNews;
 pub use crate::notice::{Kept, Notice, Wait};
 
 /// A store's implementation of lines.
@@ -71,6 +73,11 @@ pub trait Engine: fmt::Debug + Send + Sync + 'static {
     /// noticed by itself, and names them; `renew` then answers `Out` for each. Where nothing of
     /// the kind is ever noticed it never ends. Dropping the future loses none of them.
     async fn losses(&self) -> Vec<ClaimKey>;
+
+    /// Ends when the clock by which the store ends claims was found to be set or to stand still.
+    /// It is read from answers that are given anyway, those to renewals above all. Where claims do
+    /// not end by a clock that can be set it never ends. Dropping the future loses nothing.
+    async fn clock_news(&self) -> Vec<ClockNews>;
 
     /// Reads lines in name order, a page at a time.
     async fn inspect(&self, query: &Query) -> Result<Page>;
@@ -506,6 +513,25 @@ pub struct Finding {
     pub found: String,
     /// What to change; empty where nothing needs to be.
     pub advice: String,
+}
+
+impl Finding {
+    /// What a client found about a clock while it used the store.
+    pub fn of_clock(news: &ClockNews) -> Self {
+        let ClockNews { server, trouble } = news;
+        let advice = match trouble {
+            ClockTrouble::Step { .. } => {
+                "two may hold after a step ahead: let NTP slew it, and check fences"
+            }
+            ClockTrouble::Frozen { .. } => "locks of whoever died never expire: see to its clock",
+        };
+        Self {
+            level: Level::Bad,
+            subject: "clock",
+            found: format!("{server}: its clock {trouble} while this client looked"),
+            advice: advice.into(),
+        }
+    }
 }
 
 /// How much a [`Finding`] matters.

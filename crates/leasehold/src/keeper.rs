@@ -14,8 +14,9 @@ use futures_util::stream::{FuturesUnordered, StreamExt};
 use tokio::sync::{Notify, oneshot};
 
 use crate::claim::{ClaimKey, HolderId, Released, Renewal, Standing, Token};
+use crate::clock::remote::ClockTrouble;
 use crate::clock::{Clock, Moment};
-use crate::engine::{Counts, Engine, Wait};
+use crate::engine::{ClockNews, Counts, Engine, Wait};
 use crate::error::{Error, LostCause, Result};
 use crate::layer::retry::{Retry, RetryPolicy};
 use crate::notices::Notices;
@@ -428,6 +429,7 @@ impl Keeper {
                 Some(done) = notices.next() => self.finish_exchange(done),
                 () = self.wake.notified() => {}
                 lost = self.direct.losses() => self.look_at(&lost),
+                news = self.direct.clock_news() => self.report_clocks(&news),
                 () = self.clock.alarm(next), if next != Moment::NEVER => {}
             }
         }
@@ -442,6 +444,18 @@ impl Keeper {
                 tenure.hurry(now);
             }
         });
+    }
+
+    /// Tells whoever observes what the engine found about the store's clocks, and has logged.
+    fn report_clocks(&self, news: &[ClockNews]) {
+        for ClockNews { server, trouble } in news {
+            match *trouble {
+                ClockTrouble::Step { by } => self.observe(Measure::ClockStep { server, by }),
+                ClockTrouble::Frozen { stood } => {
+                    self.observe(Measure::ClockFrozen { server, stood });
+                }
+            }
+        }
     }
 
     /// Looks at every tenure: declares the lost, sends renewals for the due.

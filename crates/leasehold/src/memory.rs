@@ -20,8 +20,8 @@ use crate::claim::{
 };
 use crate::clock::{Clock, Glance, Moment, SystemClock, VirtualClock};
 use crate::engine::{
-    Bump, Bumped, Capabilities, Counts, Engine, Event, EventKind, Eviction, Finding, Info, Level,
-    LineView, Notice, Page, Query, Resize, Resized, Select, Totals, Wait, Wake,
+    Bump, Bumped, Capabilities, ClockNews, Counts, Engine, Event, EventKind, Eviction, Finding,
+    Info, Level, LineView, Notice, Page, Query, Resize, Resized, Select, Totals, Wait, Wake,
 };
 use crate::error::{Error, Result};
 use crate::lane::Lane;
@@ -542,6 +542,11 @@ impl Engine for Memory {
 
     async fn losses(&self) -> Vec<ClaimKey> {
         // What the store drops before its time is found by the next renewal.
+        std::future::pending().await
+    }
+
+    async fn clock_news(&self) -> Vec<ClockNews> {
+        // Claims end by the clock of their clients.
         std::future::pending().await
     }
 

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::claim::Mode;
+use crate::clock::remote::Shift;
 use crate::engine::Counts;
 use crate::error::{Error, LostCause};
 use crate::lane::{LANES, Lane, lane};
@@ -78,6 +79,25 @@ pub enum Measure<'a> {
         cause: &'a LostCause,
         /// How long it was held.
         held: Duration,
+    },
+    /// The wall clock by which a server ends claims was set: two may hold at a time if it was set
+    /// ahead. Fences stay in order.
+    ///
+    /// Found by comparing what the server shows in its answers to renewals, which waiting claims
+    /// have too, with this machine's boot clock. A clock that stops shows as a step back first.
+    ClockStep {
+        /// Which server.
+        server: &'a str,
+        /// By how much, at least.
+        by: Shift,
+    },
+    /// The wall clock by which a server ends claims stands still: what a holder that died had
+    /// never expires. Told once, until it runs again.
+    ClockFrozen {
+        /// Which server.
+        server: &'a str,
+        /// For how long already, at least.
+        stood: Duration,
     },
 }
 

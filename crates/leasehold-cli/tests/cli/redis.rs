@@ -163,3 +163,41 @@ fn f42_a_step_of_a_clients_wall_clock_frees_nothing_and_loses_nothing() {
         json(&shown.stdout)["held"].as_array().is_some_and(Vec::is_empty)
     });
 }
+
+/// A foreign key is looked at five times a second, and each answer shows the server's clock.
+#[test]
+fn f40_a_command_that_was_paused_tells_of_no_step_and_of_one_that_was() {
+    let clock = Clock::new().expect("a clock that can be moved");
+    let server = server(&Redis::new().clock(&clock));
+    let foreign = || server.redis(&["SET", "lock:x", "theirs"]).expect("set");
+    let look = || {
+        let claims = server.redis(&["HLEN", "leasehold:line:lock:x"]).expect("an answer");
+        claims.parse::<u32>().is_ok_and(|claims| claims > 0)
+    };
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    let runtime = builder.worker_threads(1).enable_all().build().expect("a runtime for the proxy");
+    let proxy = runtime.block_on(leasehold_testkit::Proxy::start(server.address()));
+    let proxy = proxy.expect("a proxy starts");
+    // So that some of the pauses fall between a question and its answer.
+    proxy.delay(leasehold_testkit::Direction::Both, Duration::from_millis(60));
+    let url = format!("redis://{}", proxy.address());
+    for step in [Duration::ZERO, Duration::from_secs(5)] {
+        foreign();
+        let waiting = ["-v", "run", "--wait", "60s", "x", "--", "true"];
+        let waiter = Running::start(&mut leasehold(&url, &waiting));
+        eventually("it waits", look);
+        for _ in 0..5 {
+            waiter.signal(rustix::process::Signal::STOP);
+            std::thread::sleep(Duration::from_millis(300));
+            waiter.signal(rustix::process::Signal::CONT);
+            std::thread::sleep(Duration::from_millis(250));
+        }
+        clock.set_ahead(step).expect("moved");
+        std::thread::sleep(Duration::from_millis(1_500));
+        server.redis(&["DEL", "lock:x"]).expect("gone");
+        let finished = waiter.wait();
+        assert_eq!(finished.status, 0, "{finished:?}");
+        let told = finished.stderr.contains("clock was set");
+        assert_eq!(told, !step.is_zero(), "{finished:?}");
+    }
+}

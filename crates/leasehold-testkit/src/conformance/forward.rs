@@ -13,8 +13,8 @@ use leasehold::claim::{
 };
 use leasehold::clock::Glance;
 use leasehold::engine::{
-    Bump, Bumped, Counts, Engine, Event, Eviction, Finding, Info, Notice, Page, Query, Resize,
-    Resized, Totals, Wait, Wake,
+    Bump, Bumped, ClockNews, Counts, Engine, Event, Eviction, Finding, Info, Notice, Page, Query,
+    Resize, Resized, Totals, Wait, Wake,
 };
 
 #[derive(Debug)]
@@ -64,6 +64,10 @@ impl Engine for Forward {
 
     async fn losses(&self) -> Vec<ClaimKey> {
         self.0.losses().await
+    }
+
+    async fn clock_news(&self) -> Vec<ClockNews> {
+        self.0.clock_news().await
     }
 
     async fn inspect(&self, query: &Query) -> Result<Page> {

@@ -40,8 +40,8 @@ use crate::claim::{
     Amended, Amendment, Claim, ClaimKey, Holder, HolderId, Released, Renewal, Standing,
 };
 use crate::engine::{
-    Bump, Bumped, Capabilities, Counts, Engine, Event, Eviction, Finding, Info, Notice, Page,
-    Query, Resize, Resized, Totals, Wait, Wake,
+    Bump, Bumped, Capabilities, ClockNews, Counts, Engine, Event, Eviction, Finding, Info, Notice,
+    Page, Query, Resize, Resized, Totals, Wait, Wake,
 };
 use crate::error::Result;
 
@@ -174,6 +174,11 @@ impl Engine for Etcd {
 
     async fn losses(&self) -> Vec<ClaimKey> {
         // What the store drops before its time is found by the next renewal.
+        std::future::pending().await
+    }
+
+    async fn clock_news(&self) -> Vec<ClockNews> {
+        // Leases end by the leader's monotonic clock, which nobody sets.
         std::future::pending().await
     }
 

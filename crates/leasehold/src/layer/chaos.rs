@@ -14,8 +14,8 @@ use crate::claim::{
     Amended, Amendment, Claim, ClaimKey, Holder, HolderId, Released, Renewal, Standing,
 };
 use crate::engine::{
-    Bump, Bumped, Counts, Engine, Event, Eviction, Finding, Info, Notice, Page, Query, Resize,
-    Resized, Totals, Wait, Wake,
+    Bump, Bumped, ClockNews, Counts, Engine, Event, Eviction, Finding, Info, Notice, Page, Query,
+    Resize, Resized, Totals, Wait, Wake,
 };
 use crate::error::{Error, Result};
 
@@ -225,6 +225,10 @@ impl Engine for Troubled {
 
     async fn losses(&self) -> Vec<ClaimKey> {
         self.engine.losses().await
+    }
+
+    async fn clock_news(&self) -> Vec<ClockNews> {
+        self.engine.clock_news().await
     }
 
     async fn inspect(&self, query: &Query) -> Result<Page> {

@@ -16,8 +16,8 @@ use crate::claim::{
 };
 use crate::clock::Glance;
 use crate::engine::{
-    Bump, Bumped, Counts, Engine, Event, Eviction, Finding, Info, Notice, Page, Query, Resize,
-    Resized, Totals, Wait, Wake,
+    Bump, Bumped, ClockNews, Counts, Engine, Event, Eviction, Finding, Info, Notice, Page, Query,
+    Resize, Resized, Totals, Wait, Wake,
 };
 use crate::error::Result;
 
@@ -133,6 +133,10 @@ impl Engine for Retry {
 
     async fn losses(&self) -> Vec<ClaimKey> {
         self.engine.losses().await
+    }
+
+    async fn clock_news(&self) -> Vec<ClockNews> {
+        self.engine.clock_news().await
     }
 
     async fn inspect(&self, query: &Query) -> Result<Page> {

@@ -20,10 +20,11 @@ use super::probation::Watches;
 use crate::claim::{
     Amended, Amendment, Claim, ClaimKey, Holder, HolderId, Mode, Released, Renewal, Standing,
 };
+use crate::clock::watch::ClockWatch;
 use crate::clock::{Clock, Moment, SystemClock};
 use crate::engine::{
-    Bump, Bumped, Capabilities, Counts, Engine, Event, Eviction, Finding, Info, Notice, Page,
-    Query, Resize, Resized, Totals, Wait, Wake,
+    Bump, Bumped, Capabilities, ClockNews, Counts, Engine, Event, Eviction, Finding, Info, Notice,
+    Page, Query, Resize, Resized, Totals, Wait, Wake,
 };
 use crate::error::{Config, Error, Invalid, Result};
 
@@ -50,6 +51,7 @@ pub(super) struct Inner {
     pub(super) settings: Settings,
     pub(super) nodes: Vec<Arc<dyn Node>>,
     clocks: Mutex<NodeClocks>,
+    pub(super) clock_watch: ClockWatch,
     /// The attempts of this client's claims, by what their owners call them.
     attempts: Mutex<HashMap<ClaimKey, Arc<Attempt>>>,
     pub(super) watches: Mutex<Watches>,
@@ -86,6 +88,7 @@ impl Quorum {
             },
             settings,
             clocks: Mutex::new(NodeClocks::new(nodes.len())),
+            clock_watch: ClockWatch::default(),
             attempts: Mutex::default(),
             watches: Mutex::new(Watches::new(nodes.len())),
             nodes,
@@ -121,10 +124,9 @@ impl Inner {
     }
 
     pub(super) fn read_clock(&self, node: usize, time: u64, sent: Moment, received: Moment) {
-        if let Some(by) = lock(&self.clocks).read(node, time, sent, received) {
-            let node = self.nodes[node].address();
-            tracing::warn!(node, by_us = by, "a node's clock was stepped");
-            lock(&self.watches).note_step(node, by);
+        let trouble = lock(&self.clocks).read(node, time, sent, received);
+        if let Some(trouble) = trouble {
+            self.clock_watch.tell(self.nodes[node].address(), trouble);
         }
     }
 
@@ -356,6 +358,10 @@ impl Engine for Quorum {
     async fn losses(&self) -> Vec<ClaimKey> {
         // What the store drops before its time is found by the next renewal.
         std::future::pending().await
+    }
+
+    async fn clock_news(&self) -> Vec<ClockNews> {
+        self.inner.clock_watch.news().await
     }
 
     async fn inspect(&self, query: &Query) -> Result<Page> {

@@ -5,7 +5,6 @@
 //! of the others has reached, and writes the marker. Why that is right, and what is not, is in
 //! `docs/engines/redlock.md`.
 
-use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -36,17 +35,11 @@ pub(super) struct Watches {
     nodes: Vec<Option<Watch>>,
     /// Whether a task looks after a node.
     tended: Vec<bool>,
-    /// The last step of each clock that was stepped, in microseconds.
-    pub(super) steps: HashMap<String, i64>,
 }
 
 impl Watches {
     pub(super) fn new(nodes: usize) -> Self {
-        Self { nodes: vec![None; nodes], tended: vec![false; nodes], steps: HashMap::new() }
-    }
-
-    pub(super) fn note_step(&mut self, node: &str, by: i64) {
-        self.steps.insert(node.to_owned(), by);
+        Self { nodes: vec![None; nodes], tended: vec![false; nodes] }
     }
 
     /// Since when a run is known not to be admitted.

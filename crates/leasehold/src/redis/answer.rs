@@ -123,6 +123,25 @@ pub(super) fn standing(value: Value, ttl: Duration) -> Result<(Answer, u64), Odd
     Ok((answer, expired))
 }
 
+/// The server's clock in microseconds, where `claim.lua` shows it.
+pub(super) fn shown_clock(value: &Value) -> Option<u64> {
+    match value {
+        Value::Array(parts) if parts.len() == 5 => match &parts[4] {
+            Value::BulkString(time) => std::str::from_utf8(time).ok()?.parse().ok(),
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
+/// The server's clock in microseconds, and how a claim stands.
+pub(super) fn renewed(value: Value, ttl: Duration) -> Result<(u64, Answer, u64), Odd> {
+    let mut parts = Parts::of(value)?;
+    let (seconds, micros): (u64, u64) = (parts.number()?, parts.number()?);
+    let (answer, expired) = standing(parts.0.next().ok_or(Odd)?, ttl)?;
+    Ok((seconds.saturating_mul(1_000_000).saturating_add(micros), answer, expired))
+}
+
 /// The fences of claims that were all granted; `None` if none was.
 pub(super) fn fences(value: Value) -> Result<Option<Vec<u64>>, Odd> {
     match value {

@@ -7,6 +7,8 @@ use redis::Value;
 use redis::aio::MultiplexedConnection;
 
 use crate::claim::{Claim, ClaimKey, Holder, Mode, Note, Renewal, Token, Ttl};
+use crate::clock::remote::{ClockTrouble, Reading, RemoteClock, STILL_MIN};
+use crate::clock::{Clock, SystemClock};
 use crate::engine::{Engine, Eviction, Finding, Level, Query};
 use crate::error::{Config, Error, Result};
 use crate::name::Name;
@@ -90,11 +92,26 @@ pub(super) async fn about_each(links: &Links) -> Result<Vec<About>> {
     Ok(all)
 }
 
-/// Refuses servers that cannot keep the promises; returns the store's id.
-pub(super) async fn greet(links: &Links, layout: &Layout, allow_eviction: bool) -> Result<u128> {
-    for about in about_each(links).await? {
-        accept(&about, allow_eviction)?;
+/// Refuses servers that cannot keep the promises; returns the store's id, and what its clock
+/// shows, if it has one clock.
+pub(super) async fn greet(
+    links: &Links,
+    layout: &Layout,
+    allow_eviction: bool,
+) -> Result<(u128, Option<Reading>)> {
+    let sent = SystemClock.now();
+    let servers = about_each(links).await?;
+    let received = SystemClock.now();
+    for about in &servers {
+        accept(about, allow_eviction)?;
     }
+    let reading = match &servers[..] {
+        [one] if !layout.cluster => {
+            let time = one.number("server_time_usec");
+            (time > 0).then_some(Reading { sent, received, time })
+        }
+        _ => None,
+    };
     let mut offer = redis::cmd("SET");
     let fresh = format!("{:032x}", rand::random::<u128>());
     offer.arg(&layout.store).arg(&fresh).arg("NX").arg("GET");
@@ -102,11 +119,12 @@ pub(super) async fn greet(links: &Links, layout: &Layout, allow_eviction: bool) 
         Value::BulkString(id) => String::from_utf8_lossy(&id).into_owned(),
         _ => fresh,
     };
-    u128::from_str_radix(&id, 16).map_err(|_| Error::Store {
+    let id = u128::from_str_radix(&id, 16).map_err(|_| Error::Store {
         store: layout.store.clone(),
         cause: "this key should hold the store's id, and holds something else".into(),
         transient: false,
-    })
+    })?;
+    Ok((id, reading))
 }
 
 /// The store's id. A server that has no room to write any more still tells one that it has, so
@@ -134,8 +152,9 @@ pub(super) async fn examine(redis: &Redis) -> Result<Vec<Finding>> {
         findings.push(eviction(&about));
         findings.push(persistence(&about));
         findings.push(replicas(&about, inner.wait_for.is_some()));
-        findings.push(clock(inner.understood(offset(&mut server).await)?));
+        findings.push(inner.understood(clock(&mut server).await)?);
     }
+    findings.extend(inner.clock_watch.last().iter().map(Finding::of_clock));
     findings.push(rights(redis).await);
     Ok(findings)
 }
@@ -203,16 +222,31 @@ fn replicas(about: &About, waits: bool) -> Finding {
     finding(Level::Good, "replicas", found, "")
 }
 
-/// How far the server's clock is from this machine's, and on which side.
-async fn offset(server: &mut MultiplexedConnection) -> Result<(Duration, bool), Odd> {
-    let (seconds, micros): (u64, u64) =
-        redis::cmd("TIME").query_async(server).await.map_err(|_| Odd)?;
-    let theirs = Duration::from_secs(seconds) + Duration::from_micros(micros);
+/// Looks at the server's clock twice: whether it runs, and how far it is from this machine's.
+async fn clock(server: &mut MultiplexedConnection) -> Result<Finding, Odd> {
+    let mut watched = RemoteClock::default();
+    let mut trouble = watched.read(show(server).await?);
+    tokio::time::sleep(2 * STILL_MIN).await;
+    let last = show(server).await?;
     let ours = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    Ok((ours.abs_diff(theirs), theirs > ours))
+    trouble = trouble.or(watched.read(last));
+    let theirs = Duration::from_micros(last.time);
+    Ok(clock_finding(trouble, ours.abs_diff(theirs), theirs > ours))
 }
 
-fn clock((off, ahead): (Duration, bool)) -> Finding {
+async fn show(server: &mut MultiplexedConnection) -> Result<Reading, Odd> {
+    let sent = SystemClock.now();
+    let (seconds, micros): (u64, u64) =
+        redis::cmd("TIME").query_async(server).await.map_err(|_| Odd)?;
+    let time = seconds.saturating_mul(1_000_000).saturating_add(micros);
+    Ok(Reading { sent, received: SystemClock.now(), time })
+}
+
+fn clock_finding(trouble: Option<ClockTrouble>, off: Duration, ahead: bool) -> Finding {
+    if let Some(ClockTrouble::Frozen { .. }) = trouble {
+        let advice = "nothing expires on this server: see to its clock";
+        return finding(Level::Bad, "clock", "stands still".into(), advice);
+    }
     let side = if ahead { "ahead of" } else { "behind" };
     let found = format!("{off:.0?} {side} this machine's");
     if off > CLOCK_OFF_MAX {

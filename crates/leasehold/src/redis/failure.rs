@@ -87,7 +87,8 @@ fn rejected(store: &str) -> Error {
 
 fn denied(error: &RedisError, store: &str) -> Error {
     let (store, reason) = (store.to_owned(), error.detail().unwrap_or("a right is missing").into());
-    let advice = "docs/engines/redis.md has the rights that are needed";
+    let advice =
+        "docs/engines/redis.md has the rights that are needed, redlock.md those of a quorum";
     Error::Config(Config::Denied { store, reason, advice })
 }
 

@@ -85,6 +85,15 @@ impl Layout {
         Ok(Keys { text, ends })
     }
 
+    /// Which part of the store a name is in: names of one part are at one server. The slot in a
+    /// Cluster; elsewhere there is one part.
+    pub(super) fn part(&self, name: &Name) -> u16 {
+        match self.cluster {
+            true => slot(format!("{}{name}", self.prefix).as_bytes()),
+            false => 0,
+        }
+    }
+
     /// Where the clients of a holder say what they wait for.
     pub(super) fn notices(&self, holder: HolderId) -> Keys<1> {
         let text = format!("{OURS}notices:{:032x}:{}", holder.0, self.prefix);

@@ -9,6 +9,7 @@
 
 mod amend;
 mod answer;
+mod clocks;
 mod doctor;
 mod failure;
 mod feed;
@@ -23,8 +24,8 @@ mod settings;
 mod shape;
 mod survey;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -34,16 +35,21 @@ use redis::{FromRedisValue, Pipeline, Value};
 use crate::claim::{
     Amended, Amendment, Claim, ClaimKey, Holder, HolderId, Mode, Released, Renewal, Standing,
 };
+use crate::clock::remote::Reading;
+use crate::clock::watch::ClockWatch;
+use crate::clock::{Clock, SystemClock};
 use crate::engine::{
-    Bump, Bumped, Capabilities, Counts, Engine, Event, Eviction, Finding, Info, Notice, Page,
-    Query, Resize, Resized, Totals, Wait, Wake,
+    Bump, Bumped, Capabilities, ClockNews, Counts, Engine, Event, Eviction, Finding, Info, Notice,
+    Page, Query, Resize, Resized, Totals, Wait, Wake,
 };
 use crate::error::{Error, Result};
 use crate::line::Refusal;
+use crate::name::Name;
 
 use answer::{Answer, Odd, hex};
+use clocks::StoreClocks;
 use keys::{Keys, Layout};
-use link::Links;
+use link::{Links, lock};
 use scripts::{Call, Script};
 use settings::{Settings, WaitFor};
 
@@ -64,6 +70,8 @@ struct Inner {
     wait_for: Option<WaitFor>,
     /// Leases found expired and not yet told to the store.
     expired: AtomicU64,
+    clocks: Mutex<StoreClocks>,
+    clock_watch: ClockWatch,
 }
 
 impl Redis {
@@ -72,7 +80,13 @@ impl Redis {
     pub async fn open(url: impl AsRef<str>) -> Result<Self> {
         let settings = Settings::from_url(url.as_ref())?;
         let links = Links::new(settings.shape, settings.store.clone());
-        let store_id = doctor::greet(&links, &settings.layout, settings.allow_eviction).await?;
+        let (store_id, reading) =
+            doctor::greet(&links, &settings.layout, settings.allow_eviction).await?;
+        let mut clocks = StoreClocks::default();
+        if let Some(reading) = reading {
+            // What the clock shows first is no news.
+            let _first = clocks.read(0, reading);
+        }
         let info = Info {
             engine: "redis",
             store: settings.store,
@@ -85,8 +99,16 @@ impl Redis {
             can_fail: true,
         };
         let (layout, wait_for) = (settings.layout, settings.wait_for);
-        let expired = AtomicU64::new(0);
-        Ok(Self { inner: Arc::new(Inner { info, layout, links, wait_for, expired }) })
+        let inner = Inner {
+            info,
+            layout,
+            links,
+            wait_for,
+            expired: AtomicU64::new(0),
+            clocks: Mutex::new(clocks),
+            clock_watch: ClockWatch::default(),
+        };
+        Ok(Self { inner: Arc::new(inner) })
     }
 }
 
@@ -129,6 +151,15 @@ impl Inner {
         }
     }
 
+    /// An answer about a name showed the clock of the server that gave it.
+    fn read_clock(&self, name: &Name, reading: Reading) {
+        let slot = self.layout.part(name);
+        let trouble = lock(&self.clocks).read(slot, reading);
+        if let Some(trouble) = trouble {
+            self.clock_watch.tell(&self.info.store, trouble);
+        }
+    }
+
     async fn ask(&self, claim: &Claim) -> Result<Standing> {
         let keys = self.layout.keys(&claim.key.name)?;
         let mailbox = if claim.join { self.links.mailbox().await? } else { NOBODY.into() };
@@ -145,10 +176,15 @@ impl Inner {
             .shown(millis(claim.ttl) + GRACE_MS)
             .shown(format_args!("{units}\n{id}\n{mailbox}\n{label}\n{note}"))
             .shown(format_args!("{shortest} {units} {capacity} {patience}{join}"));
+        let sent = SystemClock.now();
         let answer = match self.wait_for {
             None => self.links.call(&call).await?,
             Some(wait_for) => self.ask_and_wait(&call, wait_for, &claim.key).await?,
         };
+        if let Some(time) = answer::shown_clock(&answer) {
+            let received = SystemClock.now();
+            self.read_clock(&claim.key.name, Reading { sent, received, time });
+        }
         let (answer, expired) = self.understood(answer::standing(answer, claim.ttl))?;
         self.note_expired(expired);
         match answer {
@@ -318,9 +354,13 @@ impl Engine for Redis {
         }
         // Those that are answered must be told before the caller gives them all up.
         let limit = Renewal::limit(renewals) * 3 / 4;
+        let sent = SystemClock.now();
         let answers = inner.links.call_each(&calls, limit).await?;
+        let received = SystemClock.now();
         let standing = |(answer, renewal): (Result<Value>, &Renewal)| {
-            let (answer, expired) = inner.understood(answer::standing(answer?, renewal.ttl))?;
+            let answer = inner.understood(answer::renewed(answer?, renewal.ttl))?;
+            let (time, answer, expired) = answer;
+            inner.read_clock(&renewal.key.name, Reading { sent, received, time });
             inner.note_expired(expired);
             match answer {
                 Answer::Stands(standing) => Ok(standing),
@@ -353,6 +393,10 @@ impl Engine for Redis {
     async fn losses(&self) -> Vec<ClaimKey> {
         // What the store drops before its time is found by the next renewal.
         std::future::pending().await
+    }
+
+    async fn clock_news(&self) -> Vec<ClockNews> {
+        self.inner.clock_watch.news().await
     }
 
     async fn inspect(&self, query: &Query) -> Result<Page> {

@@ -11,8 +11,8 @@ use leasehold::claim::{
     Amended, Amendment, Claim, ClaimKey, Holder, HolderId, Released, Renewal, Standing,
 };
 use leasehold::engine::{
-    Bump, Bumped, Counts, Engine, Event, Eviction, Finding, Info, Notice, Page, Query, Resize,
-    Resized, Totals, Wait, Wake,
+    Bump, Bumped, ClockNews, Counts, Engine, Event, Eviction, Finding, Info, Notice, Page, Query,
+    Resize, Resized, Totals, Wait, Wake,
 };
 use leasehold::layer::chaos::{Chaos, Verb};
 use leasehold::memory::Memory;
@@ -240,6 +240,10 @@ impl Engine for Hooked {
 
     async fn losses(&self) -> Vec<ClaimKey> {
         self.engine.losses().await
+    }
+
+    async fn clock_news(&self) -> Vec<ClockNews> {
+        self.engine.clock_news().await
     }
 
     async fn inspect(&self, query: &Query) -> Result<Page> {

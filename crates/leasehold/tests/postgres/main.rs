@@ -10,6 +10,7 @@ mod advisory_interop;
 mod advisory_network;
 mod advisory_server;
 mod advisory_sessions;
+mod clock;
 mod fencing;
 mod line;
 mod network;

@@ -1,13 +1,14 @@
 //! What verbs cost the server: exchanges, commands, and keys that stay. Counted, never timed.
 
+use std::ops::Range;
 use std::time::Duration;
 
 use futures_util::future::join_all;
 use futures_util::stream::{self, StreamExt};
-use leasehold::claim::{Amended, Amendment, Claim, ClaimKey, Note, Standing};
+use leasehold::claim::{Amended, Amendment, Claim, ClaimKey, Note, Standing, Token};
 use leasehold::engine::{Engine, Resize};
 use leasehold::redis::Redis;
-use leasehold::{Holder, Mode};
+use leasehold::{Holder, Mode, Name};
 use leasehold_testkit::{Server, servers};
 
 use crate::support::*;
@@ -265,24 +266,40 @@ async fn line_of_ten_thousand_is_full_and_says_so() {
     assert_eq!(page.lines[0].waiting.len(), 9_999);
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_off_names_leave_nothing_but_a_bounded_number_of_counters() {
-    const NAMES: usize = 200_000;
+/// Takes names that nobody used before nor uses again, and gives them back: each with a claim of
+/// its own, or many in one exchange.
+async fn use_once(engine: Redis, names: Range<usize>, together: bool) {
     const AT_ONCE: usize = 500;
-    let server = server().await;
-    let engine = patient(&server).await;
-    let before = key_count(&server);
-    for first in (0..NAMES).step_by(AT_ONCE) {
-        let claims: Vec<Claim> = (first..first + AT_ONCE)
-            .map(|number| {
-                let mode = if number % 10 == 0 { Mode::Shared } else { Mode::Exclusive };
-                Claim { join: false, ..claim(&format!("one-off {number}"), mode) }
-            })
-            .collect();
-        join_all(claims.iter().map(|claim| held(&engine, claim))).await;
+    let model = Claim { join: false, ..claim("one-off", Mode::Exclusive) };
+    for first in names.clone().step_by(AT_ONCE) {
+        let claim = |number: usize| {
+            let name = Name::new(format!("one-off {number}")).expect("a name");
+            let shared = number.is_multiple_of(10) && !together;
+            let mode = if shared { Mode::Shared } else { Mode::Exclusive };
+            Claim { key: ClaimKey { name, token: Token::random() }, mode, ..model.clone() }
+        };
+        let claims: Vec<Claim> = (first..names.end.min(first + AT_ONCE)).map(claim).collect();
+        if together {
+            engine.claim_all(&claims).await.expect("an answer").expect("all are free");
+        } else {
+            join_all(claims.iter().map(|claim| held(&engine, claim))).await;
+        }
         let keys: Vec<ClaimKey> = claims.into_iter().map(|claim| claim.key).collect();
         engine.release(&keys).await.expect("an answer");
     }
+}
+
+/// Most of them are claimed many in one exchange, which makes the same keys with less work. Those
+/// with a claim of their own are enough by themselves to use every counter.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_million_one_off_names_leave_nothing_but_a_bounded_number_of_counters() {
+    let server = server().await;
+    let engine = patient(&server).await;
+    let before = key_count(&server);
+    let alone = tokio::spawn(use_once(engine.clone(), 0..200_000, false));
+    let together = tokio::spawn(use_once(engine.clone(), 200_000..1_000_000, true));
+    alone.await.expect("no panic");
+    together.await.expect("no panic");
     let left = key_count(&server) - before;
     assert!(left <= 4_096, "{left} keys are left");
     let counters = told(&server, &["KEYS", "leasehold:fence:*"]).lines().count() as u64;

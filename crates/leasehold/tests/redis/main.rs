@@ -16,6 +16,8 @@ mod layout;
 mod memory;
 mod network;
 mod redlock;
+mod redlock_access;
+mod redlock_server;
 mod refusals;
 mod replicas;
 mod restart;

@@ -15,12 +15,12 @@ use tokio::task::JoinSet;
 use crate::support::*;
 
 /// A ttl that is renewed in time on a busy machine too.
-const TTL: Duration = Duration::from_secs(6);
+pub(crate) const TTL: Duration = Duration::from_secs(6);
 
 /// How long a node on probation waits, where a test waits for it.
 const SHORT_MS: u64 = 2_000;
 
-async fn memory_only(count: usize) -> Group {
+pub(crate) async fn memory_only(count: usize) -> Group {
     servers::Redis::new().start_many(count).await.expect("servers start")
 }
 
@@ -28,14 +28,14 @@ async fn durable(count: usize) -> Group {
     servers::Redis::new().append_only().start_many(count).await.expect("servers start")
 }
 
-fn url(group: &Group, options: &str) -> String {
+pub(crate) fn url(group: &Group, options: &str) -> String {
     let address = |server: &Server| server.address().to_string();
     let hosts: Vec<String> = group.servers().iter().map(address).collect();
     format!("redlock://{}?{options}", hosts.join(","))
 }
 
 /// With ttls as long as the other tests have them.
-fn long_url(group: &Group) -> String {
+pub(crate) fn long_url(group: &Group) -> String {
     url(group, "ttl_max_ms=600000")
 }
 
@@ -44,7 +44,7 @@ async fn client_of(group: &Group) -> Client {
 }
 
 /// What `doctor` says about the vote of each node: whether it has one.
-async fn votes(client: &Client) -> Vec<bool> {
+pub(crate) async fn votes(client: &Client) -> Vec<bool> {
     let findings = client.examine().await.expect("an answer");
     let votes = findings.iter().filter(|finding| finding.subject == "vote");
     votes.map(|finding: &Finding| finding.level == Level::Good).collect()
@@ -89,7 +89,7 @@ async fn contest(group: &Group, contenders: usize) {
 
 /// A lease on `report` whose claim counts at every node. A node that was asked late may have a
 /// vote above the fence, and is no help when another loses the claim.
-async fn counted_everywhere(group: &Group, client: &Client) -> Lease {
+pub(crate) async fn counted_everywhere(group: &Group, client: &Client) -> Lease {
     loop {
         let lease = client.mutex("report").ttl(TTL).lock().await.expect("free");
         let vote =

@@ -7,7 +7,7 @@ use leasehold::engine::{Engine, Finding};
 use leasehold::layer::retry::RetryPolicy;
 use leasehold::redis::Redis;
 use leasehold::{Client, Lease, Name, Request, Result};
-use leasehold_testkit::{Proxy, Server, servers};
+use leasehold_testkit::{ClockDiary, Proxy, Server, servers};
 use tokio::task::JoinHandle;
 
 /// Far beyond every test, so that what is left behind is seen.
@@ -202,4 +202,30 @@ pub(crate) fn key_count(server: &Server) -> u64 {
 pub(crate) fn about<'a>(findings: &'a [Finding], subject: &str) -> &'a Finding {
     let found = findings.iter().find(|finding| finding.subject == subject);
     found.unwrap_or_else(|| panic!("nothing about {subject} in {findings:?}"))
+}
+
+/// A client that keeps a diary of clocks and renews early.
+pub(crate) async fn diarist(diary: &ClockDiary, url: impl AsRef<str>) -> Client {
+    let builder = Client::builder().renew_at_percent(20).observer(diary.clone());
+    soon("a client", builder.connect(url)).await.expect("the store opens")
+}
+
+/// Waits for word of a clock that was set ahead; the result is whose, and by how much.
+#[track_caller]
+pub(crate) fn until_ahead(diary: &ClockDiary) -> impl Future<Output = (String, Duration)> + '_ {
+    let told = until("word of a step", async || diary.ahead().is_some());
+    async move {
+        told.await;
+        diary.ahead().expect("it was told")
+    }
+}
+
+/// Waits for word of a clock that stands still; the result is whose.
+#[track_caller]
+pub(crate) fn until_frozen(diary: &ClockDiary) -> impl Future<Output = String> + '_ {
+    let told = until("word of a clock that stands still", async || diary.frozen().is_some());
+    async move {
+        told.await;
+        diary.frozen().expect("it was told")
+    }
 }

@@ -38,8 +38,8 @@ use crate::claim::{
 };
 use crate::clock::{Clock, Moment, SystemClock};
 use crate::engine::{
-    Bump, Bumped, Capabilities, Counts, Engine, Event, Eviction, Finding, Info, Notice, Page,
-    Query, Resize, Resized, Totals, Wait, Wake,
+    Bump, Bumped, Capabilities, ClockNews, Counts, Engine, Event, Eviction, Finding, Info, Notice,
+    Page, Query, Resize, Resized, Totals, Wait, Wake,
 };
 use crate::error::{Config, Error, Result};
 
@@ -270,6 +270,11 @@ impl Engine for Advisory {
             }
             told.await;
         }
+    }
+
+    async fn clock_news(&self) -> Vec<ClockNews> {
+        // Sessions end by spans, whatever the time of day.
+        std::future::pending().await
     }
 
     async fn inspect(&self, query: &Query) -> Result<Page> {

@@ -5,6 +5,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tokio_postgres::Row;
 
+use crate::clock::remote::STILL_MIN;
 use crate::engine::{Finding, Level};
 use crate::error::Result;
 
@@ -26,9 +27,25 @@ const TRANSACTION_LONG_S: i64 = 3_600;
 pub(super) async fn examine(inner: &Arc<Inner>) -> Result<Vec<Finding>> {
     let rows = inner.query(&inner.statements.examine, &[]).await?;
     let row = one(&inner.settings.store, rows)?;
+    let still = stands_still(inner, &row).await?;
     let found = findings(&row).map_err(|_| broken(&inner.settings.store, "odd settings"))?;
     let hearing = inner.room().ear.open(inner).await;
-    Ok(found.into_iter().chain([bells(hearing), encryption(inner)]).collect())
+    let told = inner.clock_watch.last();
+    let told = told.iter().map(Finding::of_clock);
+    let last = [bells(hearing), encryption(inner)];
+    Ok(found.into_iter().chain(still).chain(told).chain(last).collect())
+}
+
+/// Looks at the server's clock once more, to see whether it runs.
+async fn stands_still(inner: &Arc<Inner>, first: &Row) -> Result<Option<Finding>> {
+    tokio::time::sleep(2 * STILL_MIN).await;
+    let rows = inner.query(&inner.statements.examine, &[]).await?;
+    let (first, next) = (first.try_get::<_, i64>(11), one(&inner.settings.store, rows)?);
+    let same = matches!((first, next.try_get(11)), (Ok(first), Ok(next)) if first == next);
+    Ok(same.then(|| {
+        let advice = "nothing expires on this server: see to its clock";
+        finding(Level::Bad, "clock", "the server's stands still".into(), advice)
+    }))
 }
 
 fn findings(row: &Row) -> std::result::Result<Vec<Finding>, tokio_postgres::Error> {

@@ -27,9 +27,12 @@ use tokio_postgres::types::{ToSql, Type};
 use crate::claim::{
     Amended, Amendment, Claim, ClaimKey, Holder, HolderId, Released, Renewal, Standing,
 };
+use crate::clock::remote::{Reading, RemoteClock};
+use crate::clock::watch::ClockWatch;
+use crate::clock::{Clock, SystemClock};
 use crate::engine::{
-    Bump, Bumped, Capabilities, Counts, Engine, Event, Eviction, Finding, Info, Notice, Page,
-    Query, Resize, Resized, Select, Totals, Wait, Wake,
+    Bump, Bumped, Capabilities, ClockNews, Counts, Engine, Event, Eviction, Finding, Info, Notice,
+    Page, Query, Resize, Resized, Select, Totals, Wait, Wake,
 };
 use crate::error::{Error, Result};
 use crate::name::Name;
@@ -40,7 +43,7 @@ use adrift::{Adrift, Voyage};
 use bells::{Bells, Hearing};
 use room::Room;
 use rows::{Answer, in_place, micros, page, signed};
-use schema::Statements;
+use schema::{Found, Statements};
 
 /// The greatest letter there is, as often as the longest name can have it: behind every name that
 /// begins with what stands before it.
@@ -63,6 +66,9 @@ struct Inner {
     fresh: Info,
     found: OnceLock<Info>,
     rooms: Mutex<HashMap<Id, Arc<Room>>>,
+    /// The clock by which claims end, whichever server is the primary.
+    clock: Mutex<RemoteClock>,
+    clock_watch: ClockWatch,
 }
 
 impl LeaseTable {
@@ -89,13 +95,15 @@ impl LeaseTable {
             fresh,
             found: OnceLock::new(),
             rooms: Mutex::default(),
+            clock: Mutex::default(),
+            clock_watch: ClockWatch::default(),
         });
         let found = if inner.settings.install {
             inner.room().link(&inner).await.map(|_link| ())
         } else {
             let link = Link::open(&inner.settings).await?;
             let found = schema::find(&link, &inner.settings, &inner.statements).await;
-            found.and_then(|store_id| store_id.map_or(Ok(()), |store_id| inner.know(store_id)))
+            found.and_then(|found| found.map_or(Ok(()), |found| inner.know(found)))
         };
         match found {
             Err(error) if !schema::is_right_missing(&error) => Err(error),
@@ -123,13 +131,23 @@ impl Inner {
     /// A new connection to the same store.
     async fn open_link(&self) -> Result<Link> {
         let link = Link::open(&self.settings).await?;
-        let store_id = schema::find_or_install(&link, &self.settings, &self.statements).await?;
-        self.know(store_id)?;
+        let found = schema::find_or_install(&link, &self.settings, &self.statements).await?;
+        self.know(found)?;
         Ok(link)
     }
 
+    /// The server's clock was shown.
+    fn read_clock(&self, reading: Reading) {
+        let trouble = self.clock.lock().unwrap_or_else(PoisonError::into_inner).read(reading);
+        if let Some(trouble) = trouble {
+            self.clock_watch.tell(&self.settings.store, trouble);
+        }
+    }
+
     /// Sees to it that all connections lead to one store.
-    fn know(&self, store_id: u128) -> Result<()> {
+    fn know(&self, found: Found) -> Result<()> {
+        self.read_clock(found.reading);
+        let store_id = found.store_id;
         let found = self.found.get_or_init(|| Info { store_id, ..self.fresh.clone() });
         match found.store_id == store_id {
             true => Ok(()),
@@ -146,8 +164,13 @@ impl Inner {
         link.query(&self.settings, statement, arguments).await
     }
 
-    /// One exchange about one claim.
-    async fn ask(self: &Arc<Self>, claim: &Claim, join: bool, bell: i64) -> Result<Standing> {
+    /// One exchange about one claim, which may have been asked about before.
+    async fn ask(
+        self: &Arc<Self>,
+        claim: &Claim,
+        join: bool,
+        (bell, again): (i64, bool),
+    ) -> Result<Standing> {
         let (units, capacity) = (i64::from(claim.mode.units()), i64::from(claim.mode.capacity()));
         let (ttl, patience) = (micros(claim.ttl), micros(claim.patience));
         let holder = claim.holder.id().0.to_be_bytes();
@@ -166,12 +189,20 @@ impl Inner {
         ];
         let link = self.room().link(self).await?;
         let voyage = self.adrift.setting_out(claim.key.token, Arc::clone(&link));
-        let rows = link.query(&self.settings, &self.statements.claim, &arguments).await;
+        let sent = SystemClock.now();
+        let Statements { claim: first, claim_again, .. } = &*self.statements;
+        let statement = if again { claim_again } else { first };
+        let rows = link.query(&self.settings, statement, &arguments).await;
         if !matches!(rows, Err(Error::Unreachable { .. })) {
             voyage.arrived();
         }
         let (store, rows) = (&self.settings.store, rows?);
-        Answer { store, row: &one(store, rows)? }.claimed(claim)
+        let answer = Answer { store, row: &one(store, rows)? };
+        if again {
+            let (received, time) = (SystemClock.now(), answer.clock()?);
+            self.read_clock(Reading { sent, received, time });
+        }
+        answer.claimed(claim)
     }
 
     /// One exchange about several claims that hold at once or not at all.
@@ -226,15 +257,16 @@ impl Engine for LeaseTable {
     async fn claim(&self, claim: &Claim) -> Result<Standing> {
         let inner = &self.inner;
         let token = claim.key.token;
+        let again = inner.bells.bell(&token).is_some();
         let bell = if claim.join { inner.bells.expect(token) } else { 0 };
         let room = inner.room();
         let deaf = matches!(room.ear.hearing(), Hearing::Unneeded | Hearing::Begins);
         // Most claims never wait, so nobody listens before the first that has to; and nobody is in
         // line before somebody listens.
-        let mut standing = inner.ask(claim, claim.join && !deaf, bell).await?;
+        let mut standing = inner.ask(claim, claim.join && !deaf, (bell, again)).await?;
         if claim.join && deaf && !matches!(standing, Standing::Held { .. }) {
             room.ear.open(inner).await;
-            standing = inner.ask(claim, true, bell).await?;
+            standing = inner.ask(claim, true, (bell, again)).await?;
         }
         if claim.join && !matches!(standing, Standing::Queued { .. }) {
             inner.bells.forget(&token);
@@ -264,7 +296,15 @@ impl Engine for LeaseTable {
             (&ttls, Type::INT8_ARRAY),
             (&patiences, Type::INT8_ARRAY),
         ];
-        let rows = inner.query(&inner.statements.renew, &arguments).await?;
+        let link = inner.room().link(inner).await?;
+        // After the connection is there, which may take long.
+        let sent = SystemClock.now();
+        let rows = link.query(&inner.settings, &inner.statements.renew, &arguments).await?;
+        let received = SystemClock.now();
+        if let Some(row) = rows.first() {
+            let time = Answer { store: &inner.settings.store, row }.clock()?;
+            inner.read_clock(Reading { sent, received, time });
+        }
         in_place(&inner.settings.store, renewals.len(), &rows, |answer| answer.standing().map(Ok))
     }
 
@@ -297,6 +337,10 @@ impl Engine for LeaseTable {
     async fn losses(&self) -> Vec<ClaimKey> {
         // What the store drops before its time is found by the next renewal.
         std::future::pending().await
+    }
+
+    async fn clock_news(&self) -> Vec<ClockNews> {
+        self.inner.clock_watch.news().await
     }
 
     async fn inspect(&self, query: &Query) -> Result<Page> {

@@ -33,6 +33,11 @@ impl<'a> Answer<'a> {
         u64::try_from(number).map_err(|_| broken(self.store, "a negative number"))
     }
 
+    /// What the server's clock shows, in microseconds. One that is before 1970 is as good as none.
+    pub(super) fn clock(&self) -> Result<u64> {
+        Ok(u64::try_from(self.get::<i64>("clock_us")?).unwrap_or_default())
+    }
+
     /// Whoever is named in the row.
     pub(super) fn holder(&self) -> Result<Option<Holder>> {
         let id: Option<&[u8]> = self.get("holder")?;

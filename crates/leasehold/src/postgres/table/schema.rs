@@ -3,6 +3,8 @@
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 
+use crate::clock::remote::Reading;
+use crate::clock::{Clock, SystemClock};
 use crate::error::{Error, Result};
 
 use super::super::failure;
@@ -31,6 +33,8 @@ const INSTALL: &str = concat!(
 pub(super) struct Statements {
     pub(super) identity: String,
     pub(super) claim: String,
+    /// The same for a claim that is in line already; it shows the server's clock.
+    pub(super) claim_again: String,
     pub(super) claim_all: String,
     pub(super) renew: String,
     pub(super) release: String,
@@ -59,13 +63,21 @@ impl Statements {
         let (bells, events) = (named("leasehold.bells"), named("leasehold.events"));
         Self {
             identity: named(
-                "SELECT version, store_id, current_setting('server_encoding') FROM leasehold.store",
+                "SELECT version, store_id, current_setting('server_encoding'), \
+                 (extract(epoch FROM clock_timestamp()) * 1000000)::bigint FROM leasehold.store",
             ),
             claim: named(
                 "SELECT * FROM leasehold.claim($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)",
             ),
+            claim_again: named(
+                "SELECT *, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS clock_us \
+                 FROM leasehold.claim($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)",
+            ),
             claim_all: named("SELECT * FROM leasehold.claim_all($1, $2, $3, $4, $5, $6, $7, $8)"),
-            renew: named("SELECT * FROM leasehold.renew($1, $2, $3, $4)"),
+            renew: named(
+                "SELECT *, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS clock_us \
+                 FROM leasehold.renew($1, $2, $3, $4)",
+            ),
             release: named("SELECT * FROM leasehold.release($1, $2)"),
             amend: named("SELECT * FROM leasehold.amend($1, $2, $3, $4, $5)"),
             resize: named("SELECT * FROM leasehold.resize($1, $2)"),
@@ -114,16 +126,23 @@ fn install_text(schema: &str) -> &'static str {
     made.entry(schema.to_owned()).or_insert_with(|| rename(INSTALL, schema).leak())
 }
 
-/// Finds the store on a new connection, and installs it if it is not there. Returns its id.
+/// A store that was found: its id, and what its clock shows.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Found {
+    pub(super) store_id: u128,
+    pub(super) reading: Reading,
+}
+
+/// Finds the store on a new connection, and installs it if it is not there.
 ///
 /// Not where the settings rule that out; asking for it by name does it all the same.
 pub(super) async fn find_or_install(
     link: &Link,
     settings: &Settings,
     statements: &Statements,
-) -> Result<u128> {
-    if let Some(store_id) = find(link, settings, statements).await? {
-        return Ok(store_id);
+) -> Result<Found> {
+    if let Some(found) = find(link, settings, statements).await? {
+        return Ok(found);
     }
     if !settings.install {
         let cause = "it is not installed; run `leasehold init`".to_owned();
@@ -139,12 +158,14 @@ pub(super) async fn find(
     link: &Link,
     settings: &Settings,
     statements: &Statements,
-) -> Result<Option<u128>> {
+) -> Result<Option<Found>> {
+    let sent = SystemClock.now();
     let asked = link.client().query_typed(&statements.identity, &[]);
     let rows = match link.ask(settings, asked).await? {
         Err(error) if failure::is_uninstalled(&error) => return Ok(None),
         answer => answer,
     };
+    let received = SystemClock.now();
     let rows = rows.map_err(|error| match failure::is_forbidden(&error) {
         true => forbidden(settings, &grants(settings)),
         false => failure::error(&settings.store, &error),
@@ -153,7 +174,9 @@ pub(super) async fn find(
     check(settings, row.get(0), row.get(2))?;
     let id: Option<[u8; 16]> = row.get::<_, &[u8]>(1).try_into().ok();
     let id = id.ok_or_else(|| failure::broken(&settings.store, "an odd store id"))?;
-    Ok(Some(u128::from_be_bytes(id)))
+    let time = u64::try_from(row.get::<_, i64>(3)).unwrap_or_default();
+    let reading = Reading { sent, received, time };
+    Ok(Some(Found { store_id: u128::from_be_bytes(id), reading }))
 }
 
 fn check(settings: &Settings, version: i32, encoding: &str) -> Result<()> {

@@ -8,7 +8,8 @@
 --         stand in line when it cannot hold at once, each with a space before
 -- Answers the fence of a claim that holds at once for its whole ttl. Otherwise `held`, fence, ms
 -- left, expired; `queued`, ahead, retry in ms, expired; `out`, ahead, retry in ms, expired,
--- holder id, label; `mismatch`, capacity, 0, expired; `full`.
+-- holder id, label; `mismatch`, capacity, 0, expired; `full`. One that was in line already has
+-- the server's clock in microseconds behind `held` or `queued` and the rest.
 --
 -- Arguments are used as the texts they are: turning numbers into text is what costs most here.
 
@@ -86,7 +87,9 @@ if form == 'alone' and alone_token == token then
   return { 'held', string.match(alone_claim, '^%d+'), ttl, expired }
 end
 if known then
-  return refresh(token, ttl, patience)
+  local answer = refresh(token, ttl, patience)
+  answer[5] = us
+  return answer
 end
 if form ~= 'none' and cap ~= capacity then
   return { 'mismatch', cap, 0, expired }
