@@ -71,8 +71,8 @@ async fn waiter_is_told_of_a_step(clock: &Clock, url: &str, step: Duration) {
     let (one, two) = (early_client(url).await, diarist(&diary, url).await);
     let lease = one.mutex("report").ttl(Duration::from_secs(20)).lock().await.expect("free");
     let waiter = Waiter::queue(&one, &two, "report", 0).await;
-    // The clocks are known once a heartbeat was answered.
-    tokio::time::sleep(Duration::from_millis(1_500)).await;
+    // In a Cluster its clock is known once a heartbeat was answered.
+    until("a heartbeat", async || diary.renewals() > 0).await;
     clock.set_ahead(step).expect("the clock moves");
     let (_, by) = until_ahead(&diary).await;
     // What is told is a lower bound, which a slow answer lowers.
