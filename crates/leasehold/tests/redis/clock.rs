@@ -9,6 +9,7 @@ use leasehold::engine::Level;
 use leasehold::{LeaseState, LostCause};
 use leasehold_testkit::{Clock, ClockDiary, Direction, Server, servers};
 
+use crate::redlock::counted_at;
 use crate::support::*;
 
 const HOUR: Duration = Duration::from_secs(3_600);
@@ -179,7 +180,7 @@ async fn f40_one_nodes_clock_that_jumps_ahead_is_named_and_frees_nothing() {
     let (clock, nodes, url) = nodes().await;
     let (holding, waiting) = (ClockDiary::default(), ClockDiary::default());
     let (one, two) = (diarist(&holding, &url).await, diarist(&waiting, &url).await);
-    let lease = one.mutex("report").ttl(Duration::from_secs(6)).lock().await.expect("free");
+    let lease = counted_at(&nodes, &one).await;
     let waiter = Waiter::queue(&one, &two, "report", 0).await;
     clock.set_ahead(HOUR).expect("the clock moves");
     for diary in [&holding, &waiting] {
