@@ -8,23 +8,38 @@ use leasehold::observe::{Measure, Observer};
 
 /// What was told of clocks, and of which servers. Clones are the same diary.
 #[derive(Debug, Clone, Default)]
-pub struct ClockDiary(Arc<Mutex<Vec<(String, ClockTrouble)>>>);
+pub struct ClockDiary(Arc<Mutex<Pages>>);
+
+#[derive(Debug, Default)]
+struct Pages {
+    entries: Vec<(String, ClockTrouble)>,
+    renewals: usize,
+}
 
 impl Observer for ClockDiary {
     fn observe(&self, measure: &Measure<'_>) {
         let (server, trouble) = match *measure {
             Measure::ClockStep { server, by } => (server, ClockTrouble::Step { by }),
             Measure::ClockFrozen { server, stood } => (server, ClockTrouble::Frozen { stood }),
+            Measure::Renewed { .. } => {
+                self.lock().renewals += 1;
+                return;
+            }
             _ => return,
         };
-        self.lock().push((server.to_owned(), trouble));
+        self.lock().entries.push((server.to_owned(), trouble));
     }
 }
 
 impl ClockDiary {
     /// Everything that was told, in order.
     pub fn entries(&self) -> Vec<(String, ClockTrouble)> {
-        self.lock().clone()
+        self.lock().entries.clone()
+    }
+
+    /// How many renewals were answered, those of waiting claims among them.
+    pub fn renewals(&self) -> usize {
+        self.lock().renewals
     }
 
     /// The first clock that was set ahead, and by how much.
@@ -43,7 +58,7 @@ impl ClockDiary {
         })
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<(String, ClockTrouble)>> {
+    fn lock(&self) -> MutexGuard<'_, Pages> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

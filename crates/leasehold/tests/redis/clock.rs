@@ -9,6 +9,7 @@ use leasehold::engine::Level;
 use leasehold::{LeaseState, LostCause};
 use leasehold_testkit::{Clock, ClockDiary, Direction, Server, servers};
 
+use crate::redlock::counted_at;
 use crate::support::*;
 
 const HOUR: Duration = Duration::from_secs(3_600);
@@ -71,8 +72,8 @@ async fn waiter_is_told_of_a_step(clock: &Clock, url: &str, step: Duration) {
     let (one, two) = (early_client(url).await, diarist(&diary, url).await);
     let lease = one.mutex("report").ttl(Duration::from_secs(20)).lock().await.expect("free");
     let waiter = Waiter::queue(&one, &two, "report", 0).await;
-    // The clocks are known once a heartbeat was answered.
-    tokio::time::sleep(Duration::from_millis(1_500)).await;
+    // In a Cluster its clock is known once a heartbeat was answered.
+    until("a heartbeat", async || diary.renewals() > 0).await;
     clock.set_ahead(step).expect("the clock moves");
     let (_, by) = until_ahead(&diary).await;
     // What is told is a lower bound, which a slow answer lowers.
@@ -179,7 +180,7 @@ async fn f40_one_nodes_clock_that_jumps_ahead_is_named_and_frees_nothing() {
     let (clock, nodes, url) = nodes().await;
     let (holding, waiting) = (ClockDiary::default(), ClockDiary::default());
     let (one, two) = (diarist(&holding, &url).await, diarist(&waiting, &url).await);
-    let lease = one.mutex("report").ttl(Duration::from_secs(6)).lock().await.expect("free");
+    let lease = counted_at(&nodes, &one).await;
     let waiter = Waiter::queue(&one, &two, "report", 0).await;
     clock.set_ahead(HOUR).expect("the clock moves");
     for diary in [&holding, &waiting] {

@@ -90,17 +90,19 @@ async fn contest(group: &Group, contenders: usize) {
 /// A lease on `report` whose claim counts at every node. A node that was asked late may have a
 /// vote above the fence, and is no help when another loses the claim.
 pub(crate) async fn counted_everywhere(group: &Group, client: &Client) -> Lease {
+    counted_at(group.servers(), client).await
+}
+
+/// The same at nodes that are no group.
+pub(crate) async fn counted_at(nodes: &[Server], client: &Client) -> Lease {
     loop {
         let lease = client.mutex("report").ttl(TTL).lock().await.expect("free");
         let vote =
             |server: &Server| told(server, &["HGET", "leasehold:quorum:line:lock:report", "v"]);
-        until("the last node", async || {
-            group.servers().iter().all(|server| !vote(server).is_empty())
-        })
-        .await;
+        until("the last node", async || nodes.iter().all(|server| !vote(server).is_empty())).await;
         let counts =
             |server: &Server| vote(server).parse::<u64>().expect("a vote") <= lease.fence();
-        if group.servers().iter().all(counts) {
+        if nodes.iter().all(counts) {
             return lease;
         }
         lease.release().await.expect("an answer");

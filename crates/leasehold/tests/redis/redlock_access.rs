@@ -8,14 +8,14 @@ use leasehold::{Client, Error, Released};
 use leasehold_testkit::servers::{self, Group};
 use leasehold_testkit::{Certificates, Server};
 
-use crate::redlock::votes;
+use crate::redlock::{TTL, counted_everywhere, votes};
 use crate::support::*;
 
 const PAGE: &str = include_str!("../../../../docs/engines/redlock.md");
 const PASSWORD: &str = "hush";
 
 /// How long a node on probation waits here.
-const TTL_MAX: Duration = Duration::from_secs(1);
+const TTL_MAX: Duration = TTL;
 
 fn url(scheme: &str, login: &str, group: &Group, options: &str) -> String {
     let address = |server: &Server| server.address().to_string();
@@ -127,8 +127,9 @@ async fn round(group: &Group, one: &Client, two: &Client) {
     until_waiting(one, "report", 1).await;
     assert_eq!(one.inspect(&Query::all()).await.expect("an answer").lines.len(), 1);
     lease.release().await.expect("an answer");
-    let lease = waiter.granted().await;
+    waiter.granted().await.release().await.expect("an answer");
     // A node that lost the claim is given it back by the next renewal.
+    let lease = counted_everywhere(group, one).await;
     let repaired = async || !told(first, &["GET", "lock:report"]).is_empty();
     told(first, &["DEL", "lock:report"]);
     until("the repair", repaired).await;

@@ -120,8 +120,9 @@ async fn f66_majority_that_stalls_for_longer_than_the_ttl_loses_the_lease_by_the
     for server in &group.servers()[..2] {
         told(server, &["CLIENT", "PAUSE", "2500", "ALL"]);
     }
-    until("an uncertain lease", async || lease.state() != LeaseState::Held).await;
-    assert_eq!(soon("the loss", lease.lost()).await, LostCause::Unreachable);
+    // Which of the two depends on whether the first renewal had failed by then.
+    let cause = soon("the loss", lease.lost()).await;
+    assert!(matches!(cause, LostCause::Expired | LostCause::Unreachable), "{cause:?}");
     let next = soon("a grant", async {
         loop {
             match two.mutex("report").ttl(TTL).lock().await {
