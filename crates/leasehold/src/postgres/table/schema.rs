@@ -33,6 +33,9 @@ pub(super) struct Statements {
     pub(super) claim_all: String,
     pub(super) renew: String,
     pub(super) release: String,
+    /// What is prepared: the usual cases of claiming and of giving back.
+    pub(super) take: String,
+    pub(super) part: String,
     pub(super) amend: String,
     pub(super) resize: String,
     pub(super) inspect: String,
@@ -57,7 +60,8 @@ impl Statements {
         let (bells, events) = (named("leasehold.bells"), named("leasehold.events"));
         Self {
             identity: named(
-                "SELECT version, store_id, current_setting('server_encoding') FROM leasehold.store",
+                "SELECT version, store_id, current_setting('server_encoding'), pg_backend_pid() \
+                 FROM leasehold.store",
             ),
             claim: named(
                 "SELECT * FROM leasehold.claim($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)",
@@ -65,6 +69,8 @@ impl Statements {
             claim_all: named("SELECT * FROM leasehold.claim_all($1, $2, $3, $4, $5, $6, $7, $8)"),
             renew: named("SELECT * FROM leasehold.renew($1, $2, $3, $4)"),
             release: named("SELECT * FROM leasehold.release($1, $2)"),
+            take: named(include_str!("take.sql")),
+            part: named(include_str!("part.sql")),
             amend: named("SELECT * FROM leasehold.amend($1, $2, $3, $4, $5)"),
             resize: named("SELECT * FROM leasehold.resize($1, $2)"),
             inspect: named("SELECT * FROM leasehold.inspect($1, $2, $3, $4, $5)"),
@@ -111,16 +117,24 @@ fn install_text(schema: &str) -> &'static str {
     made.entry(schema.to_owned()).or_insert_with(|| rename(INSTALL, schema).leak())
 }
 
-/// Finds the store on a new connection, and installs it if it is not there. Returns its id.
+/// A store as a connection found it.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Found {
+    pub(super) store_id: u128,
+    /// The server process that answered.
+    pub(super) process: i32,
+}
+
+/// Finds the store on a new connection, and installs it if it is not there.
 ///
 /// Not where the settings rule that out; asking for it by name does it all the same.
 pub(super) async fn find_or_install(
     link: &Link,
     settings: &Settings,
     statements: &Statements,
-) -> Result<u128> {
-    if let Some(store_id) = find(link, settings, statements).await? {
-        return Ok(store_id);
+) -> Result<Found> {
+    if let Some(found) = find(link, settings, statements).await? {
+        return Ok(found);
     }
     if !settings.install {
         let cause = "it is not installed; run `leasehold init`".to_owned();
@@ -136,7 +150,7 @@ pub(super) async fn find(
     link: &Link,
     settings: &Settings,
     statements: &Statements,
-) -> Result<Option<u128>> {
+) -> Result<Option<Found>> {
     let asked = link.client().query_typed(&statements.identity, &[]);
     let rows = match link.ask(settings, asked).await? {
         Err(error) if failure::is_uninstalled(&error) => return Ok(None),
@@ -150,7 +164,7 @@ pub(super) async fn find(
     check(settings, row.get(0), row.get(2))?;
     let id: Option<[u8; 16]> = row.get::<_, &[u8]>(1).try_into().ok();
     let id = id.ok_or_else(|| failure::broken(&settings.store, "an odd store id"))?;
-    Ok(Some(u128::from_be_bytes(id)))
+    Ok(Some(Found { store_id: u128::from_be_bytes(id), process: row.get(3) }))
 }
 
 fn check(settings: &Settings, version: i32, encoding: &str) -> Result<()> {
