@@ -2,22 +2,26 @@
 //!
 //! Its driver is a task of the runtime that made it, and ends with that runtime. Statements are
 //! sent with their types and without a name, so they need one exchange and no session: a
-//! transaction-pooling proxy may hand each to another server process.
+//! transaction-pooling proxy may hand each to another server process. Where there is no such proxy
+//! (`own.rs`), those that are sent most often are prepared.
 
 use std::fmt;
 use std::pin::pin;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use futures_util::future::try_join_all;
 use futures_util::stream::{self, BoxStream, StreamExt};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_postgres::tls::NoTls;
 use tokio_postgres::types::{ToSql, Type};
-use tokio_postgres::{AsyncMessage, Client, Connection, Row, Socket};
+use tokio_postgres::{AsyncMessage, Client, Connection, Row, Statement};
 
 use crate::error::{Error, Result};
 
-use super::failure;
 use super::settings::Settings;
+use super::{failure, own};
 
 /// An exchange that was given up after this long leaves a connection that is not to be trusted.
 /// Healthy ones answer in a few milliseconds, and a new one costs no more than that.
@@ -44,9 +48,13 @@ pub(super) async fn connect(settings: &Settings) -> Result<(Client, Messages)> {
     }
 }
 
-fn messages<S>((client, mut connection): (Client, Connection<Socket, S>)) -> (Client, Messages)
+/// A connection as a stream that drives it, whatever it is made of.
+pub(super) fn messages<C, S>(
+    (client, mut connection): (Client, Connection<C, S>),
+) -> (Client, Messages)
 where
-    S: tokio_postgres::tls::TlsStream + Unpin + Send + 'static,
+    C: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     (client, stream::poll_fn(move |context| connection.poll_message(context)).boxed())
 }
@@ -61,6 +69,9 @@ pub(super) struct Link {
     answered_ms: AtomicU64,
     /// No new exchange is to begin on it; those under way may still be answered.
     aside: AtomicBool,
+    prepared: OnceLock<Vec<Statement>>,
+    /// What was prepared is not there any more.
+    unprepared: AtomicBool,
 }
 
 impl fmt::Debug for Link {
@@ -81,8 +92,15 @@ impl Link {
                 }
             }
         });
-        let (busy, aside) = (AtomicUsize::new(0), AtomicBool::new(false));
-        Ok(Link { client, busy, made: Instant::now(), answered_ms: AtomicU64::new(0), aside })
+        Ok(Link {
+            client,
+            busy: AtomicUsize::new(0),
+            made: Instant::now(),
+            answered_ms: AtomicU64::new(0),
+            aside: AtomicBool::new(false),
+            prepared: OnceLock::new(),
+            unprepared: AtomicBool::new(false),
+        })
     }
 
     pub(super) fn is_usable(&self) -> bool {
@@ -103,6 +121,58 @@ impl Link {
         self.ask(settings, self.client.query_typed(statement, arguments))
             .await?
             .map_err(|error| failure::error(&settings.store, &error))
+    }
+
+    /// Makes settings and prepares statements, in one exchange, if the server process `process`,
+    /// which runs this connection's statements, is its own. What cannot be prepared is done
+    /// without.
+    pub(super) async fn prepare(
+        &self,
+        settings: &Settings,
+        process: i32,
+        set: &str,
+        statements: &[(&str, &[Type])],
+    ) -> Result<()> {
+        if own::process_told(&self.client).await != Some(process) {
+            return Ok(());
+        }
+        let prepared =
+            statements.iter().map(|(text, types)| self.client.prepare_typed(text, types));
+        let both = async {
+            let set = self.client.batch_execute(set);
+            let (set, prepared) = tokio::join!(set, try_join_all(prepared));
+            set.and(prepared)
+        };
+        match self.ask(settings, both).await? {
+            // Whoever comes second finds them prepared.
+            Ok(prepared) => drop(self.prepared.set(prepared)),
+            Err(error) => tracing::debug!(%error, "a connection does without prepared statements"),
+        }
+        Ok(())
+    }
+
+    /// A prepared statement by its place, if it could be prepared.
+    pub(super) fn prepared(&self, place: usize) -> Option<&Statement> {
+        let prepared = self.prepared.get().filter(|_| !self.unprepared.load(Ordering::Acquire));
+        prepared.and_then(|prepared| prepared.get(place))
+    }
+
+    /// Sends a prepared statement and awaits its row, if there is one. There is none either if the
+    /// server does not know the statement any more, which then is not used again.
+    pub(super) async fn query_prepared(
+        &self,
+        settings: &Settings,
+        statement: &Statement,
+        arguments: &[&(dyn ToSql + Sync)],
+    ) -> Result<Option<Row>> {
+        match self.ask(settings, self.client.query_opt(statement, arguments)).await? {
+            Err(error) if failure::code(&error) == Some("26000") => {
+                tracing::debug!(%error, "a prepared statement is gone");
+                self.unprepared.store(true, Ordering::Release);
+                Ok(None)
+            }
+            answer => answer.map_err(|error| failure::error(&settings.store, &error)),
+        }
     }
 
     /// Runs statements that have no arguments and no rows.

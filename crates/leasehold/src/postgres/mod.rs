@@ -7,6 +7,7 @@
 pub(crate) mod advisory;
 mod failure;
 mod link;
+mod own;
 mod passfile;
 mod settings;
 mod table;

@@ -50,19 +50,22 @@ async fn f22_a_holder_that_vanishes_without_a_word_is_followed_after_its_ttl() {
     drop(soon("a grant", other.mutex("n").lock()).await.expect("a lease"));
 }
 
+/// A name that is found again in what is sent: the statements themselves are prepared.
+const LOST: &str = "the answer is lost";
+
 #[tokio::test]
 async fn f23_a_claim_whose_answer_is_lost_is_adopted() {
     for after in [AfterLoss::Reset, AfterLoss::Silence] {
         let lab = Troubled::new("&timeout_ms=400").await;
         let (client, other) = lab.clients().await;
-        lab.proxy.lose_reply_to("claim(", after);
-        let lease = soon("a grant", client.mutex("n").ttl(LONG).lock()).await.expect("a lease");
+        lab.proxy.lose_reply_to(LOST, after);
+        let lease = soon("a grant", client.mutex(LOST).ttl(LONG).lock()).await.expect("a lease");
         assert_eq!(lab.proxy.traffic().replies_lost, 1);
-        let line = other.show("n").await.expect("an answer").expect("a line");
+        let line = other.show(LOST).await.expect("an answer").expect("a line");
         assert_eq!((line.held.len(), line.waiting.len()), (1, 0));
         assert_eq!(line.held[0].fence, lease.fence());
         assert_eq!(lease.release().await.expect("an answer"), Released::Released);
-        until_free(&other, "n").await;
+        until_free(&other, LOST).await;
     }
 }
 
@@ -89,12 +92,12 @@ async fn f24_a_release_whose_answer_is_lost_is_repeated() {
     for after in [AfterLoss::Reset, AfterLoss::Silence] {
         let lab = Troubled::new("&timeout_ms=400").await;
         let (client, other) = lab.clients().await;
-        let lease = client.mutex("n").ttl(LONG).lock().await.expect("a lease");
-        lab.proxy.lose_reply_to("release(", after);
+        let lease = client.mutex(LOST).ttl(LONG).lock().await.expect("a lease");
+        lab.proxy.lose_reply_to(LOST, after);
         let released = soon("the answer", lease.release()).await.expect("an answer");
         // The first one did it; the second finds nobody.
         assert_eq!(released, Released::AlreadyExpired);
-        assert!(other.show("n").await.expect("an answer").is_none());
+        assert!(other.show(LOST).await.expect("an answer").is_none());
     }
 }
 

@@ -4,7 +4,7 @@ use leasehold::engine::Level;
 use leasehold::{Released, connect};
 use leasehold_testkit::Pgbouncer;
 
-use crate::support::{LONG, fresh_schema, granted, server, soon, until_waiting, waiter};
+use crate::support::{LONG, fresh_schema, granted, plain, server, soon, until_waiting, waiter};
 
 #[tokio::test]
 async fn f73_everything_works_behind_a_pooler_and_bells_fall_back_to_polling() {
@@ -51,4 +51,21 @@ async fn f73_many_clients_share_a_pool_of_one() {
     for task in tasks {
         soon("all turns", task).await.expect("the task ends");
     }
+}
+
+#[tokio::test]
+async fn f73_nothing_is_prepared_in_a_session_that_is_lent() {
+    let pooler = Pgbouncer::before(server()).pool_size(1).start().await.expect("a pooler");
+    let client = connect(format!("{}?schema={}", pooler.url(), fresh_schema())).await.expect("a");
+    let lease = client.mutex("n").ttl(LONG).lock().await.expect("a lease");
+    lease.release().await.expect("an answer");
+    // The pool has one session, so this is the one that was lent for all of it.
+    let plain = plain(pooler.url()).await;
+    let prepared = "SELECT count(*) FROM pg_prepared_statements";
+    let answer = plain.simple_query(prepared).await.expect("an answer");
+    let count = answer.iter().find_map(|message| match message {
+        tokio_postgres::SimpleQueryMessage::Row(row) => row.get(0).map(str::to_owned),
+        _ => None,
+    });
+    assert_eq!(count.as_deref(), Some("0"));
 }

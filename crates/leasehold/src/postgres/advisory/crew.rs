@@ -1,8 +1,7 @@
-//! The thread that drives an engine's connections.
+//! The thread of an engine, for what must go on whatever becomes of the callers' runtimes.
 //!
-//! A lock lives as long as its session, and a session as long as somebody drives its connection.
-//! Callers' runtimes end and block, so none of them may be that somebody: the engine has a thread
-//! of its own. Callers await answers wherever they are.
+//! Runtimes end and block. So sessions are opened here, waits are carried through here, what
+//! expires is given back from here, and that a connection ended is noticed here.
 
 use std::future::Future;
 use std::sync::Arc;

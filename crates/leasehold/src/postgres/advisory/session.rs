@@ -9,9 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use futures_util::StreamExt;
 use tokio::sync::OnceCell;
-use tokio::task::AbortHandle;
 use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Client, Row, Statement};
 
@@ -20,8 +18,10 @@ use crate::error::{Config, Error, Result};
 use super::super::failure;
 use super::super::link;
 use super::super::settings::Settings;
+use super::hangup::Hangup;
 use super::keys::AdvisoryKey;
 use super::schema::{self, Statements};
+use super::wire::Wire;
 
 /// What the engine is called in messages.
 pub(super) const ENGINE: &str = "postgres+advisory";
@@ -60,7 +60,7 @@ pub(super) struct Session {
     fences: String,
     prepared: [OnceCell<Statement>; 13],
     over: AtomicBool,
-    driver: AbortHandle,
+    wire: Arc<Wire>,
     exchange_limit: Duration,
     store: String,
 }
@@ -84,29 +84,22 @@ impl fmt::Debug for Session {
 }
 
 impl Session {
-    /// Connects on the present runtime, which drives the session from then on. `ended` is called
-    /// when it is over.
+    /// Connects. `ended` is called when the session is over.
     pub(super) async fn open(
         settings: &Settings,
         statements: &Statements,
+        hangup: &Hangup,
         (id, timeout_ms, pair): (u64, u64, bool),
         ended: impl FnOnce() + Send + 'static,
     ) -> Result<(Session, Begun)> {
         let mut own = settings.clone();
         own.config.application_name(APPLICATION).options(options(timeout_ms));
-        let connected = link::connect(&own).await.map_err(|error| refusal(settings, error));
-        let (client, mut messages) = connected?;
-        let driver = tokio::spawn(async move {
-            while let Some(message) = messages.next().await {
-                if let Err(error) = message {
-                    tracing::debug!(%error, "a lock session ended");
-                    break;
-                }
-            }
-            // From here on everybody finds it closed.
-            drop(messages);
-            ended();
-        });
+        let connected = Wire::connect(&own).await.map_err(|error| refusal(settings, error));
+        let (client, wire) = connected?;
+        wire.on_end(ended);
+        if let Err(error) = hangup.add(id, &wire) {
+            tracing::debug!(%error, "the end of a lock session is found by heartbeats only");
+        }
         let mut session = Session {
             id,
             pid: 0,
@@ -115,7 +108,7 @@ impl Session {
             fences: statements.fences.clone(),
             prepared: Default::default(),
             over: AtomicBool::new(false),
-            driver: driver.abort_handle(),
+            wire,
             exchange_limit: settings.exchange_limit,
             store: settings.store.clone(),
         };
@@ -168,7 +161,7 @@ impl Session {
     /// Ends the session: its connection is closed, answered or not.
     pub(super) fn end(&self) {
         self.over.store(true, Ordering::Release);
-        self.driver.abort();
+        self.wire.cut();
     }
 
     /// Takes a lock if it is free, and a fence with it. `timeout_ms` is said first where the
@@ -191,10 +184,17 @@ impl Session {
         shared: bool,
         timeout_ms: Option<u64>,
     ) -> Answer<Option<u64>> {
-        self.answered(self.say(Verb::Wait, key, shared, timeout_ms).await, fence)
+        let asked = self.say(Verb::Wait, key, shared, timeout_ms);
+        self.answered(self.wire.drive(asked).await, fence)
     }
 
-    /// Gives a lock back; answers whether it was there. What was written about it goes first.
+    /// The present runtime is going to use the session.
+    pub(super) fn settle_here(&self) {
+        self.wire.plug().settle_here();
+    }
+
+    /// Gives a lock back; answers whether it was there. What was written about it goes after it,
+    /// so that nobody waits for that; who reads in between finds no lock that it is about.
     pub(super) async fn drop_lock(
         &self,
         key: AdvisoryKey,
@@ -204,7 +204,7 @@ impl Session {
         let asked = async {
             // Polled in this order, so sent in this order, and in one exchange.
             let first = self.say(Verb::Drop, key, shared, None);
-            let ((), answer) = tokio::join!(biased; self.forget(forget), first);
+            let (answer, ()) = tokio::join!(biased; first, self.forget(forget));
             match answer {
                 Err(error) if is_cancelled(&error) => self.say(Verb::Drop, key, shared, None).await,
                 answer => answer,
@@ -301,12 +301,12 @@ impl Session {
         self.prepared[place].get_or_try_init(make).await
     }
 
-    /// Awaits an answer within the time limit.
+    /// Awaits an answer within the time limit, and drives the connection meanwhile.
     async fn in_time<T>(
         &self,
         answer: impl Future<Output = std::result::Result<T, tokio_postgres::Error>>,
     ) -> Answer<T> {
-        match tokio::time::timeout(self.exchange_limit, answer).await {
+        match tokio::time::timeout(self.exchange_limit, self.wire.drive(answer)).await {
             Ok(answer) => Ok(answer),
             Err(_) => Err(failure::silent(&self.store, "no answer", self.exchange_limit)),
         }

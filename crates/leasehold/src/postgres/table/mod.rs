@@ -11,12 +11,14 @@ mod epoch;
 mod examine;
 mod feed;
 mod notices;
+mod quick;
 mod room;
 mod rows;
 pub(super) mod schema;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_util::stream::BoxStream;
@@ -41,6 +43,7 @@ use super::link::{Argument, Link, one};
 use super::settings::Settings;
 use adrift::{Adrift, Voyage};
 use bells::{Bells, Hearing};
+use quick::{Met, Taken};
 use room::Room;
 use rows::{Answer, in_place, micros, page, signed};
 use schema::{Found, Statements};
@@ -62,6 +65,7 @@ struct Inner {
     statements: Arc<Statements>,
     bells: Arc<Bells>,
     adrift: Adrift,
+    met: Met,
     /// What is known before the store was found.
     fresh: Info,
     found: OnceLock<Info>,
@@ -92,6 +96,7 @@ impl LeaseTable {
             statements,
             bells: Arc::default(),
             adrift: Adrift::default(),
+            met: Met::default(),
             fresh,
             found: OnceLock::new(),
             rooms: Mutex::default(),
@@ -133,6 +138,7 @@ impl Inner {
         let link = Link::open(&self.settings).await?;
         let found = schema::find_or_install(&link, &self.settings, &self.statements).await?;
         self.know(found)?;
+        quick::prepare(&link, &self.settings, &self.statements, found.process).await?;
         Ok(link)
     }
 
@@ -164,12 +170,38 @@ impl Inner {
         link.query(&self.settings, statement, arguments).await
     }
 
-    /// One exchange about one claim, which may have been asked about before.
+    /// One exchange about one claim; `new` if it cannot be in line yet.
     async fn ask(
         self: &Arc<Self>,
         claim: &Claim,
-        join: bool,
-        (bell, again): (i64, bool),
+        (join, new): (bool, bool),
+        bell: i64,
+    ) -> Result<Standing> {
+        let link = self.room().link(self).await?;
+        let voyage = self.adrift.setting_out(claim.key.token, Arc::clone(&link));
+        let taken = if new { self.take(&link, claim, bell).await } else { Ok(Taken::Unasked) };
+        let standing = match taken {
+            Ok(Taken::Held(standing)) => Ok(standing),
+            // Enough to know for a claim that is going to join.
+            Ok(Taken::Met) if claim.join && !join => {
+                Ok(Standing::Out { ahead: 1, retry_in: Duration::ZERO, by: None })
+            }
+            Ok(Taken::Met | Taken::Unasked) => self.stand(&link, claim, (join, new), bell).await,
+            Err(error) => Err(error),
+        };
+        if !matches!(standing, Err(Error::Unreachable { .. })) {
+            voyage.arrived();
+        }
+        standing
+    }
+
+    /// How a claim stands, whatever the line is like.
+    async fn stand(
+        &self,
+        link: &Link,
+        claim: &Claim,
+        (join, new): (bool, bool),
+        bell: i64,
     ) -> Result<Standing> {
         let (units, capacity) = (i64::from(claim.mode.units()), i64::from(claim.mode.capacity()));
         let (ttl, patience) = (micros(claim.ttl), micros(claim.patience));
@@ -187,18 +219,13 @@ impl Inner {
             (&join, Type::BOOL),
             (&bell, Type::INT8),
         ];
-        let link = self.room().link(self).await?;
-        let voyage = self.adrift.setting_out(claim.key.token, Arc::clone(&link));
         let sent = SystemClock.now();
         let Statements { claim: first, claim_again, .. } = &*self.statements;
-        let statement = if again { claim_again } else { first };
-        let rows = link.query(&self.settings, statement, &arguments).await;
-        if !matches!(rows, Err(Error::Unreachable { .. })) {
-            voyage.arrived();
-        }
-        let (store, rows) = (&self.settings.store, rows?);
+        let statement = if new { first } else { claim_again };
+        let rows = link.query(&self.settings, statement, &arguments).await?;
+        let store = &self.settings.store;
         let answer = Answer { store, row: &one(store, rows)? };
-        if again {
+        if !new {
             let (received, time) = (SystemClock.now(), answer.clock()?);
             self.read_clock(Reading { sent, received, time });
         }
@@ -242,6 +269,21 @@ impl Inner {
         in_place(&self.settings.store, claims.len(), &rows, standing).map(Some)
     }
 
+    /// Gives claims back.
+    async fn release(self: &Arc<Self>, keys: &[ClaimKey]) -> Result<Vec<Released>> {
+        let link = self.room().link(self).await?;
+        if let [key] = keys
+            && let Some(released) = self.part(&link, key).await?
+        {
+            return Ok(vec![released]);
+        }
+        let (names, tokens) = Inner::columns(keys.iter());
+        let arguments: [Argument<'_>; 2] =
+            [(&names, Type::TEXT_ARRAY), (&tokens, Type::BYTEA_ARRAY)];
+        let rows = link.query(&self.settings, &self.statements.release, &arguments).await?;
+        in_place(&self.settings.store, keys.len(), &rows, |answer| answer.released())
+    }
+
     /// Names and tokens as the arrays of one exchange.
     fn columns<'a>(keys: impl Iterator<Item = &'a ClaimKey>) -> (Vec<&'a str>, Vec<&'a [u8]>) {
         keys.map(|key| (key.name.as_str(), key.token.as_bytes().as_slice())).unzip()
@@ -257,16 +299,16 @@ impl Engine for LeaseTable {
     async fn claim(&self, claim: &Claim) -> Result<Standing> {
         let inner = &self.inner;
         let token = claim.key.token;
-        let again = inner.bells.bell(&token).is_some();
+        let new = inner.bells.bell(&token).is_none();
         let bell = if claim.join { inner.bells.expect(token) } else { 0 };
         let room = inner.room();
         let deaf = matches!(room.ear.hearing(), Hearing::Unneeded | Hearing::Begins);
         // Most claims never wait, so nobody listens before the first that has to; and nobody is in
         // line before somebody listens.
-        let mut standing = inner.ask(claim, claim.join && !deaf, (bell, again)).await?;
+        let mut standing = inner.ask(claim, (claim.join && !deaf, new), bell).await?;
         if claim.join && deaf && !matches!(standing, Standing::Held { .. }) {
             room.ear.open(inner).await;
-            standing = inner.ask(claim, true, (bell, again)).await?;
+            standing = inner.ask(claim, (true, false), bell).await?;
         }
         if claim.join && !matches!(standing, Standing::Queued { .. }) {
             inner.bells.forget(&token);
@@ -313,12 +355,9 @@ impl Engine for LeaseTable {
         for key in keys {
             inner.adrift.settled(&key.token).await;
         }
-        let (names, tokens) = Inner::columns(keys.iter());
-        let arguments: [Argument<'_>; 2] =
-            [(&names, Type::TEXT_ARRAY), (&tokens, Type::BYTEA_ARRAY)];
-        let rows = inner.query(&inner.statements.release, &arguments).await;
+        let released = inner.release(keys).await;
         keys.iter().for_each(|key| inner.bells.forget(&key.token));
-        in_place(&inner.settings.store, keys.len(), &rows?, |answer| answer.released())
+        released
     }
 
     fn release_now(&self, _key: &ClaimKey) -> Option<Released> {
@@ -431,8 +470,8 @@ impl Engine for LeaseTable {
     async fn install(&self) -> Result<()> {
         let inner = &self.inner;
         let link = Link::open(&inner.settings).await?;
-        if let Some(store_id) = schema::find(&link, &inner.settings, &inner.statements).await? {
-            return inner.know(store_id);
+        if let Some(found) = schema::find(&link, &inner.settings, &inner.statements).await? {
+            return inner.know(found);
         }
         schema::install(&link, &inner.settings, &inner.statements).await
     }

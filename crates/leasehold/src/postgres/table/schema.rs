@@ -38,6 +38,9 @@ pub(super) struct Statements {
     pub(super) claim_all: String,
     pub(super) renew: String,
     pub(super) release: String,
+    /// What is prepared: the usual cases of claiming and of giving back.
+    pub(super) take: String,
+    pub(super) part: String,
     pub(super) amend: String,
     pub(super) resize: String,
     pub(super) bump: String,
@@ -64,7 +67,8 @@ impl Statements {
         Self {
             identity: named(
                 "SELECT version, store_id, current_setting('server_encoding'), \
-                 (extract(epoch FROM clock_timestamp()) * 1000000)::bigint FROM leasehold.store",
+                 (extract(epoch FROM clock_timestamp()) * 1000000)::bigint, pg_backend_pid() \
+                 FROM leasehold.store",
             ),
             claim: named(
                 "SELECT * FROM leasehold.claim($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)",
@@ -79,6 +83,8 @@ impl Statements {
                  FROM leasehold.renew($1, $2, $3, $4)",
             ),
             release: named("SELECT * FROM leasehold.release($1, $2)"),
+            take: named(include_str!("take.sql")),
+            part: named(include_str!("part.sql")),
             amend: named("SELECT * FROM leasehold.amend($1, $2, $3, $4, $5)"),
             resize: named("SELECT * FROM leasehold.resize($1, $2)"),
             bump: named("SELECT * FROM leasehold.bump_epoch($1, $2)"),
@@ -126,11 +132,14 @@ fn install_text(schema: &str) -> &'static str {
     made.entry(schema.to_owned()).or_insert_with(|| rename(INSTALL, schema).leak())
 }
 
-/// A store that was found: its id, and what its clock shows.
+/// A store as a connection found it.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Found {
     pub(super) store_id: u128,
+    /// What its clock shows.
     pub(super) reading: Reading,
+    /// The server process that answered.
+    pub(super) process: i32,
 }
 
 /// Finds the store on a new connection, and installs it if it is not there.
@@ -176,7 +185,7 @@ pub(super) async fn find(
     let id = id.ok_or_else(|| failure::broken(&settings.store, "an odd store id"))?;
     let time = u64::try_from(row.get::<_, i64>(3)).unwrap_or_default();
     let reading = Reading { sent, received, time };
-    Ok(Some(Found { store_id: u128::from_be_bytes(id), reading }))
+    Ok(Some(Found { store_id: u128::from_be_bytes(id), reading, process: row.get(4) }))
 }
 
 fn check(settings: &Settings, version: i32, encoding: &str) -> Result<()> {

@@ -89,6 +89,41 @@ BEGIN
 END
 $$;
 
+-- What is to be done about a claim that was just granted on a free name, if other numbers were
+-- taken meanwhile or somebody watches. The result is its fence.
+CREATE OR REPLACE FUNCTION leasehold.taken(
+    p_name text, p_fence bigint, p_holder bytea, p_label text
+) RETURNS bigint LANGUAGE plpgsql SET enable_seqscan = off AS $$
+BEGIN
+    -- The number was taken before the line was locked. If others were taken since then, one of
+    -- them may have been granted on this name and given back already. The low bits of a fence are
+    -- those of its arrival, whatever the timeline adds.
+    IF ((pg_sequence_last_value('leasehold.arrivals') # p_fence) & 16777215) <> 0 THEN
+        p_fence := leasehold.next_fence();
+        UPDATE leasehold.lines l SET fence = p_fence WHERE l.name = p_name;
+    END IF;
+    PERFORM leasehold.tell('granted', p_name, p_fence, p_holder, p_label, '');
+    RETURN p_fence;
+END
+$$;
+
+-- What is to be done about a claim that was just given back and nobody else was in line with, if it
+-- had expired or somebody watches. The result is whether it was live.
+CREATE OR REPLACE FUNCTION leasehold.parted(
+    p_name text, p_fence bigint, p_holder bytea, p_label text, p_expires timestamptz
+) RETURNS boolean LANGUAGE plpgsql SET enable_seqscan = off AS $$
+DECLARE
+    v_live boolean := p_expires > clock_timestamp();
+BEGIN
+    IF NOT v_live THEN
+        INSERT INTO leasehold.counts (expired) VALUES (1);
+    END IF;
+    PERFORM leasehold.tell(CASE WHEN v_live THEN 'released' ELSE 'expired' END,
+        p_name, p_fence, p_holder, p_label, '');
+    RETURN v_live;
+END
+$$;
+
 -- Joins a line, asks how a claim stands, or confirms that it holds. `p_plain` is for `acquire_lock`
 -- alone, which runs in a transaction that is not ours to make settings for.
 CREATE OR REPLACE FUNCTION leasehold.claim(
@@ -100,7 +135,7 @@ CREATE OR REPLACE FUNCTION leasehold.claim(
 ) LANGUAGE plpgsql SET enable_seqscan = off AS $$
 DECLARE
     v_now timestamptz;
-    v_watched boolean;
+    v_swept integer;
 BEGIN
     IF p_plain IS NULL THEN
         PERFORM set_config('lock_timeout', '1500ms', true);
@@ -114,26 +149,17 @@ BEGIN
             leasehold.next_fence(), p_holder, p_label, p_note, p_plain, v_now,
             v_now + p_ttl_us * interval '1 microsecond', p_bell)
             ON CONFLICT DO NOTHING
-            RETURNING l.fence, EXISTS (SELECT FROM leasehold.watchers w WHERE w.until > v_now)
-            INTO fence, v_watched;
+            -- As many lines are looked after as new ones come, now and then in a row: nobody else
+            -- looks after lines that nobody asks about.
+            RETURNING CASE
+                WHEN ((pg_sequence_last_value('leasehold.arrivals') # l.fence) & 16777215) = 0
+                    AND NOT EXISTS (SELECT FROM leasehold.watchers w WHERE w.until > v_now)
+                THEN l.fence ELSE leasehold.taken(l.name, l.fence, l.holder, l.label) END,
+                CASE WHEN random() < 0.02 THEN leasehold.sweep(100) END
+            INTO fence, v_swept;
         IF FOUND THEN
-            -- The number was taken before the line was locked. If others were taken since then,
-            -- one of them may have been granted on this name and given back already.
-            -- The low bits of a fence are those of its arrival, whatever the timeline adds.
-            IF (pg_sequence_last_value('leasehold.arrivals') & 16777215) <> (fence & 16777215) THEN
-                fence := leasehold.next_fence();
-                UPDATE leasehold.lines l SET fence = claim.fence WHERE l.name = p_name;
-            END IF;
             standing := 'held';
             span_us := p_ttl_us;
-            IF v_watched THEN
-                PERFORM leasehold.tell('granted', p_name, fence, p_holder, p_label, '');
-            END IF;
-            -- As many as new lines come, now and then in a row: nobody else looks after lines
-            -- that nobody asks about.
-            IF random() < 0.05 THEN
-                PERFORM leasehold.sweep(40);
-            END IF;
             RETURN;
         END IF;
         SELECT * INTO standing, fence, span_us, ahead, holder, label, capacity
@@ -342,27 +368,18 @@ RETURNS TABLE (at bigint, released boolean, holder bytea, label text)
 LANGUAGE plpgsql SET enable_seqscan = off AS $$
 DECLARE
     v_now timestamptz := clock_timestamp();
-    v_gone record;
 BEGIN
     PERFORM set_config('synchronous_commit', 'off', true),
         set_config('lock_timeout', '1500ms', true);
     IF cardinality(p_names) = 1 THEN
         -- The usual case: nobody else ever was in line, so the line goes with the claim.
         DELETE FROM leasehold.lines l WHERE l.name = p_names[1] AND l.sole = p_tokens[1]
-            RETURNING l.fence, l.holder, l.label, l.expires > v_now AS live,
-                EXISTS (SELECT FROM leasehold.watchers w WHERE w.until > v_now) AS watched
-            INTO v_gone;
+            RETURNING CASE WHEN l.expires > v_now
+                    AND NOT EXISTS (SELECT FROM leasehold.watchers w WHERE w.until > v_now)
+                THEN true ELSE leasehold.parted(l.name, l.fence, l.holder, l.label, l.expires) END
+            INTO released;
         IF FOUND THEN
-            IF NOT v_gone.live THEN
-                INSERT INTO leasehold.counts (expired) VALUES (1);
-            END IF;
-            IF v_gone.watched THEN
-                PERFORM leasehold.tell(
-                    CASE WHEN v_gone.live THEN 'released' ELSE 'expired' END,
-                    p_names[1], v_gone.fence, v_gone.holder, v_gone.label, '');
-            END IF;
             at := 1;
-            released := v_gone.live;
             RETURN NEXT;
             RETURN;
         END IF;
