@@ -30,10 +30,10 @@ struct Outlets {
 
 /// What one runtime says about the socket, and who waits for that.
 #[derive(Debug)]
-struct Outlet {
+pub(super) struct Outlet {
     runtime: Id,
     tells: AsyncFd<Watched>,
-    waiting: Arc<Waiting>,
+    pub(super) waiting: Arc<Waiting>,
 }
 
 #[derive(Debug)]
@@ -54,7 +54,8 @@ impl Waiting {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn attend(&self, id: u64, waker: &Waker) {
+    /// Somebody waits, under a number of his own.
+    pub(super) fn attend(&self, id: u64, waker: &Waker) {
         let mut list = self.list();
         match list.iter_mut().find(|(other, _)| *other == id) {
             Some((_, known)) => known.clone_from(waker),
@@ -101,12 +102,9 @@ impl Plug {
     }
 
     /// The outlet of the present runtime.
-    fn outlet(&self) -> io::Result<Arc<Outlet>> {
-        self.outlet_among(&mut self.outlets())
-    }
-
-    fn outlet_among(&self, outlets: &mut Outlets) -> io::Result<Arc<Outlet>> {
+    pub(super) fn outlet(&self) -> io::Result<Arc<Outlet>> {
         let runtime = Handle::try_current().map_err(io::Error::other)?.id();
+        let mut outlets = self.outlets();
         if let Some(outlet) = outlets.list.iter().find(|outlet| outlet.runtime == runtime) {
             return Ok(Arc::clone(outlet));
         }
@@ -116,16 +114,6 @@ impl Plug {
         let outlet = Arc::new(Outlet { runtime, tells, waiting: Arc::default() });
         outlets.list.push(Arc::clone(&outlet));
         Ok(outlet)
-    }
-
-    /// Somebody waits on the present runtime, under a number of his own. Returns what is to be
-    /// woken there. In one step: an outlet that nobody waits at may go at any time, and a runtime
-    /// can have only one.
-    pub(super) fn attend(&self, id: u64, waker: &Waker) -> io::Result<Arc<Waiting>> {
-        let mut outlets = self.outlets();
-        let outlet = self.outlet_among(&mut outlets)?;
-        outlet.waiting.attend(id, waker);
-        Ok(Arc::clone(&outlet.waiting))
     }
 
     /// The present runtime is the one that mostly uses the socket from here on.
@@ -165,12 +153,9 @@ impl AsyncRead for Cable {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        // A runtime that ends cannot wait any more, which is no reason to end the connection.
-        let Ok(outlet) = self.0.outlet() else { return Poll::Pending };
+        let outlet = self.0.outlet()?;
         loop {
-            let Ok(mut guard) = ready!(outlet.tells.poll_read_ready(context)) else {
-                return Poll::Pending;
-            };
+            let mut guard = ready!(outlet.tells.poll_read_ready(context))?;
             let unfilled = buffer.initialize_unfilled();
             let room = unfilled.len();
             let receive = |socket: &AsyncFd<Watched>| {
@@ -201,11 +186,9 @@ impl AsyncWrite for Cable {
             Err(rustix::io::Errno::AGAIN) => {}
             sent => return Poll::Ready(Ok(sent?)),
         }
-        let Ok(outlet) = self.0.outlet() else { return Poll::Pending };
+        let outlet = self.0.outlet()?;
         loop {
-            let Ok(mut guard) = ready!(outlet.tells.poll_write_ready(context)) else {
-                return Poll::Pending;
-            };
+            let mut guard = ready!(outlet.tells.poll_write_ready(context))?;
             if let Ok(sent) = guard.try_io(|_| Ok(send()?)) {
                 return Poll::Ready(sent);
             }

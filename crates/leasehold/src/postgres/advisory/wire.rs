@@ -208,14 +208,17 @@ impl<'a> Driver<'a> {
     }
 
     fn turn(&self, context: &Context<'_>) -> bool {
-        match self.wire.plug.attend(self.id, context.waker()) {
-            Ok(waiting) => self.wire.turn(&Waker::from(waiting)),
+        let outlet = match self.wire.plug.outlet() {
+            Ok(outlet) => outlet,
             Err(error) => {
-                // His time limit ends this; the session is there for others.
-                tracing::debug!(%error, "a lock session cannot be waited for on this runtime");
-                true
+                tracing::debug!(%error, "a lock session cannot be waited for");
+                self.wire.over(&mut self.wire.messages());
+                self.wire.tell();
+                return false;
             }
-        }
+        };
+        outlet.waiting.attend(self.id, context.waker());
+        self.wire.turn(&Waker::from(Arc::clone(&outlet.waiting)))
     }
 }
 
