@@ -193,8 +193,7 @@ impl Session {
         self.wire.plug().settle_here();
     }
 
-    /// Gives a lock back; answers whether it was there. What was written about it goes after it,
-    /// so that nobody waits for that; who reads in between finds no lock that it is about.
+    /// Gives a lock back; answers whether it was there. What was written about it goes first.
     pub(super) async fn drop_lock(
         &self,
         key: AdvisoryKey,
@@ -204,7 +203,7 @@ impl Session {
         let asked = async {
             // Polled in this order, so sent in this order, and in one exchange.
             let first = self.say(Verb::Drop, key, shared, None);
-            let (answer, ()) = tokio::join!(biased; first, self.forget(forget));
+            let ((), answer) = tokio::join!(biased; self.forget(forget), first);
             match answer {
                 Err(error) if is_cancelled(&error) => self.say(Verb::Drop, key, shared, None).await,
                 answer => answer,

@@ -157,17 +157,11 @@ impl AsyncRead for Cable {
         loop {
             let mut guard = ready!(outlet.tells.poll_read_ready(context))?;
             let unfilled = buffer.initialize_unfilled();
-            let room = unfilled.len();
             let receive = |socket: &AsyncFd<Watched>| {
                 Ok(rustix::net::recv(&*socket.get_ref().0, unfilled, RecvFlags::empty())?.1)
             };
             if let Ok(received) = guard.try_io(receive) {
-                let received = received?;
-                if (1..room).contains(&received) {
-                    // That was all; it need not be asked whether there is more.
-                    guard.clear_ready();
-                }
-                buffer.advance(received);
+                buffer.advance(received?);
                 return Poll::Ready(Ok(()));
             }
         }
