@@ -129,29 +129,14 @@ impl Settings {
     }
 }
 
-/// How long a peer may be silent before the system gives the connection up: what was sent is not
-/// acknowledged; nothing came; the pause between probes, and how many.
-pub(super) const SILENCE: Silence = Silence {
-    unacknowledged: Duration::from_secs(10),
-    idle: Duration::from_secs(10),
-    pause: Duration::from_secs(3),
-    probes: 3,
-};
-
-pub(super) struct Silence {
-    pub(super) unacknowledged: Duration,
-    pub(super) idle: Duration,
-    pub(super) pause: Duration,
-    pub(super) probes: u32,
-}
-
+/// How long a peer may be silent before the system gives the connection up.
 fn silence_limits(config: &mut tokio_postgres::Config, connect_limit: Duration) {
     config
         .connect_timeout(connect_limit)
-        .tcp_user_timeout(SILENCE.unacknowledged)
-        .keepalives_idle(SILENCE.idle)
-        .keepalives_interval(SILENCE.pause)
-        .keepalives_retries(SILENCE.probes);
+        .tcp_user_timeout(Duration::from_secs(10))
+        .keepalives_idle(Duration::from_secs(10))
+        .keepalives_interval(Duration::from_secs(3))
+        .keepalives_retries(3);
 }
 
 /// A host may be given as an option, as a folder with the server's socket mostly.

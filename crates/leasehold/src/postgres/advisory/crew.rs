@@ -1,7 +1,8 @@
-//! The thread of an engine, for what must go on whatever becomes of the callers' runtimes.
+//! The thread that drives an engine's connections.
 //!
-//! Runtimes end and block. So sessions are opened here, waits are carried through here, what
-//! expires is given back from here, and that a connection ended is noticed here.
+//! A lock lives as long as its session, and a session as long as somebody drives its connection.
+//! Callers' runtimes end and block, so none of them may be that somebody: the engine has a thread
+//! of its own. Callers await answers wherever they are.
 
 use std::future::Future;
 use std::sync::Arc;

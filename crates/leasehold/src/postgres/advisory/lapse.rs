@@ -36,7 +36,7 @@ impl Default for Lapse {
 impl Lapse {
     /// Something ends at `at`.
     pub(super) fn expect(&self, at: Moment) {
-        if at.as_nanos() < self.next.fetch_min(at.as_nanos(), Ordering::AcqRel) {
+        if at.as_nanos() < self.next.load(Ordering::Acquire) {
             self.sooner.notify_one();
         }
     }
@@ -60,12 +60,9 @@ pub(super) async fn watch(inner: Arc<Inner>) {
 /// When the next claim ends, and those whose time has come.
 fn look(inner: &Inner) -> (Moment, Vec<ClaimKey>) {
     // Whoever comes while this looks is not overlooked: he finds a time that is later than his.
-    let expected = Moment::from_nanos(inner.lapse.next.swap(u64::MAX, Ordering::AcqRel));
+    inner.lapse.next.store(u64::MAX, Ordering::Release);
     let now = inner.now();
-    // What was expected may have been given back since. It is looked at all the same, so that this
-    // thread is not woken for each claim of somebody who takes and gives back.
-    let mut next = if expected > now { expected } else { Moment::NEVER };
-    let mut over = Vec::new();
+    let (mut next, mut over) = (Moment::NEVER, Vec::new());
     for entry in inner.book().claims.values_mut() {
         if let Place::Held { expires, .. } = &mut entry.place {
             if *expires <= now {
@@ -76,9 +73,8 @@ fn look(inner: &Inner) -> (Moment, Vec<ClaimKey>) {
             }
         }
     }
-    let next = next.as_nanos();
-    let next = next.min(inner.lapse.next.fetch_min(next, Ordering::AcqRel));
-    (Moment::from_nanos(next), over)
+    inner.lapse.next.store(next.as_nanos(), Ordering::Release);
+    (next, over)
 }
 
 async fn end(inner: Arc<Inner>, over: Vec<ClaimKey>) {

@@ -13,7 +13,6 @@ mod describe;
 mod digest;
 mod direct;
 mod examine;
-mod hangup;
 mod keys;
 mod lapse;
 mod leave;
@@ -21,11 +20,8 @@ mod renew;
 mod schema;
 mod seats;
 mod session;
-mod socket;
 mod take;
 mod view;
-mod wait;
-mod wire;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -56,11 +52,9 @@ use super::table::schema::is_right_missing;
 use book::Book;
 use control::Control;
 use crew::{Crew, Deck};
-use hangup::Hangup;
 use lapse::Lapse;
 use schema::Statements;
 use session::ENGINE;
-use wait::Waits;
 
 /// The most sessions of a client: one for the locks of each ttl, and one for each that waits.
 /// A server has a hundred by default, and others want some as well.
@@ -93,10 +87,8 @@ struct Inner {
     guard: Option<Duration>,
     statements: Arc<Statements>,
     deck: Deck,
-    hangup: Hangup,
     book: Mutex<Book>,
     belfry: Belfry,
-    waits: Waits,
     control: Control,
     /// What is known before the store was found.
     fresh: Info,
@@ -128,11 +120,6 @@ impl Advisory {
         };
         let (settings, (keys, guard)) = Settings::parse_with(url, SESSIONS, KNOWN, own)?;
         let (crew, deck) = Crew::muster(&settings.store)?;
-        let hangup = Hangup::new(&deck).map_err(|error| Error::Store {
-            store: settings.store.clone(),
-            cause: format!("cannot watch its connections: {error}"),
-            transient: true,
-        })?;
         let fresh = Info {
             engine: ENGINE,
             store: settings.store.clone(),
@@ -145,11 +132,9 @@ impl Advisory {
             settings: Arc::new(settings),
             keys,
             guard,
-            hangup,
             deck,
             book: Mutex::default(),
             belfry: Belfry::default(),
-            waits: Waits::default(),
             control: Control::default(),
             fresh,
             found: OnceLock::new(),
@@ -248,7 +233,7 @@ impl Engine for Advisory {
 
     async fn wait(&self, key: &ClaimKey) -> Result<Wake> {
         match self.inner.belfry.bell(&key.token) {
-            Some(bell) => Ok(self.inner.waits.hear(&key.token, &bell).await),
+            Some(bell) => Ok(bell.heard().await),
             // It waits for the guard to pass: the time that was answered says when to ask.
             None if self.inner.guarded().is_some() => std::future::pending().await,
             None => Ok(Wake::Ask),

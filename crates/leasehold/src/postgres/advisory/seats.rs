@@ -51,15 +51,9 @@ impl Inner {
             self.keys,
             Keys::Pair | Keys::WithAdvisoryLock | Keys::Tooz | Keys::DistributedLock
         );
-        // The session is part of the engine, and must not keep it alive.
-        let inner = Arc::downgrade(self);
-        let ended = move || {
-            if let Some(inner) = inner.upgrade() {
-                inner.session_over(id);
-            }
-        };
-        let what = (id, timeout_ms, pair);
-        Session::open(&self.settings, &self.statements, &self.hangup, what, ended).await
+        let inner = Arc::clone(self);
+        let ended = move || inner.session_over(id);
+        Session::open(&self.settings, &self.statements, (id, timeout_ms, pair), ended).await
     }
 
     /// Learns what a new session's server says about itself.

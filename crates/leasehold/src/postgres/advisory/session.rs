@@ -9,7 +9,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use futures_util::StreamExt;
 use tokio::sync::OnceCell;
+use tokio::task::AbortHandle;
 use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Client, Row, Statement};
 
@@ -18,10 +20,8 @@ use crate::error::{Config, Error, Result};
 use super::super::failure;
 use super::super::link;
 use super::super::settings::Settings;
-use super::hangup::Hangup;
 use super::keys::AdvisoryKey;
 use super::schema::{self, Statements};
-use super::wire::Wire;
 
 /// What the engine is called in messages.
 pub(super) const ENGINE: &str = "postgres+advisory";
@@ -60,7 +60,7 @@ pub(super) struct Session {
     fences: String,
     prepared: [OnceCell<Statement>; 13],
     over: AtomicBool,
-    wire: Arc<Wire>,
+    driver: AbortHandle,
     exchange_limit: Duration,
     store: String,
 }
@@ -84,22 +84,29 @@ impl fmt::Debug for Session {
 }
 
 impl Session {
-    /// Connects. `ended` is called when the session is over.
+    /// Connects on the present runtime, which drives the session from then on. `ended` is called
+    /// when it is over.
     pub(super) async fn open(
         settings: &Settings,
         statements: &Statements,
-        hangup: &Hangup,
         (id, timeout_ms, pair): (u64, u64, bool),
         ended: impl FnOnce() + Send + 'static,
     ) -> Result<(Session, Begun)> {
         let mut own = settings.clone();
         own.config.application_name(APPLICATION).options(options(timeout_ms));
-        let connected = Wire::connect(&own).await.map_err(|error| refusal(settings, error));
-        let (client, wire) = connected?;
-        wire.on_end(ended);
-        if let Err(error) = hangup.add(id, &wire) {
-            tracing::debug!(%error, "the end of a lock session is found by heartbeats only");
-        }
+        let connected = link::connect(&own).await.map_err(|error| refusal(settings, error));
+        let (client, mut messages) = connected?;
+        let driver = tokio::spawn(async move {
+            while let Some(message) = messages.next().await {
+                if let Err(error) = message {
+                    tracing::debug!(%error, "a lock session ended");
+                    break;
+                }
+            }
+            // From here on everybody finds it closed.
+            drop(messages);
+            ended();
+        });
         let mut session = Session {
             id,
             pid: 0,
@@ -108,7 +115,7 @@ impl Session {
             fences: statements.fences.clone(),
             prepared: Default::default(),
             over: AtomicBool::new(false),
-            wire,
+            driver: driver.abort_handle(),
             exchange_limit: settings.exchange_limit,
             store: settings.store.clone(),
         };
@@ -161,7 +168,7 @@ impl Session {
     /// Ends the session: its connection is closed, answered or not.
     pub(super) fn end(&self) {
         self.over.store(true, Ordering::Release);
-        self.wire.cut();
+        self.driver.abort();
     }
 
     /// Takes a lock if it is free, and a fence with it. `timeout_ms` is said first where the
@@ -184,13 +191,7 @@ impl Session {
         shared: bool,
         timeout_ms: Option<u64>,
     ) -> Answer<Option<u64>> {
-        let asked = self.say(Verb::Wait, key, shared, timeout_ms);
-        self.answered(self.wire.drive(asked).await, fence)
-    }
-
-    /// The present runtime is going to use the session.
-    pub(super) fn settle_here(&self) {
-        self.wire.plug().settle_here();
+        self.answered(self.say(Verb::Wait, key, shared, timeout_ms).await, fence)
     }
 
     /// Gives a lock back; answers whether it was there. What was written about it goes first.
@@ -300,12 +301,12 @@ impl Session {
         self.prepared[place].get_or_try_init(make).await
     }
 
-    /// Awaits an answer within the time limit, and drives the connection meanwhile.
+    /// Awaits an answer within the time limit.
     async fn in_time<T>(
         &self,
         answer: impl Future<Output = std::result::Result<T, tokio_postgres::Error>>,
     ) -> Answer<T> {
-        match tokio::time::timeout(self.exchange_limit, self.wire.drive(answer)).await {
+        match tokio::time::timeout(self.exchange_limit, answer).await {
             Ok(answer) => Ok(answer),
             Err(_) => Err(failure::silent(&self.store, "no answer", self.exchange_limit)),
         }

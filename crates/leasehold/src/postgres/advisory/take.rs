@@ -7,23 +7,27 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::claim::{Claim, ClaimKey, Holder, Mode, Standing};
-use crate::error::{Config, Error, Result};
+use crate::engine::Wake;
+use crate::error::{Config, Cycle, Error, Result};
 
 use super::super::failure;
-use super::book::{Entry, Place, timeout_ms};
+use super::book::{Entry, Place, Written, timeout_ms};
 use super::keys::AdvisoryKey;
 use super::session::{Answer, ENGINE, Shared};
 use super::{Inner, RETRY_IN};
+
+/// How long a claim that waits is given to be granted before it is answered that it waits.
+const GRACE: Duration = Duration::from_millis(2);
 
 /// How often a claim is put on another session because the one it was on ended.
 const TIMES: usize = 4;
 
 /// A claim in PostgreSQL's words.
 #[derive(Clone, Copy)]
-pub(super) struct Lock<'a> {
-    pub(super) claim: &'a Claim,
-    pub(super) on: AdvisoryKey,
-    pub(super) shared: bool,
+struct Lock<'a> {
+    claim: &'a Claim,
+    on: AdvisoryKey,
+    shared: bool,
 }
 
 impl Inner {
@@ -60,7 +64,7 @@ impl Inner {
 
     /// Takes a claim off its session again while no lock counts. Asked once there is a session:
     /// what a server says about its life is said to each.
-    pub(super) fn guard(&self, claim: &Claim, session: &Shared) -> Option<Standing> {
+    fn guard(&self, claim: &Claim, session: &Shared) -> Option<Standing> {
         let retry_in = self.guarded()? + Duration::from_millis(1);
         let mut book = self.book();
         book.remove(&claim.key.token);
@@ -98,7 +102,7 @@ impl Inner {
     }
 
     /// How a claim stands that was made before.
-    pub(super) async fn known(self: &Arc<Self>, lock: Lock<'_>) -> Result<Option<Standing>> {
+    async fn known(self: &Arc<Self>, lock: Lock<'_>) -> Result<Option<Standing>> {
         let key = &lock.claim.key;
         let (session, sent, on, shared) = {
             let mut book = self.book();
@@ -155,7 +159,6 @@ impl Inner {
             if let Some(guarded) = self.guard(claim, &session) {
                 return Ok(Some(guarded));
             }
-            session.settle_here();
             let sent = self.now();
             match session.take(on, shared, set).await {
                 Ok(Ok(Some(fence))) => {
@@ -224,13 +227,7 @@ impl Inner {
     }
 
     /// Enters a grant; `false` if the claim was given up in the meantime, or its session ended.
-    pub(super) fn hold(
-        &self,
-        key: &ClaimKey,
-        session: u64,
-        fence: u64,
-        sent: crate::clock::Moment,
-    ) -> bool {
+    fn hold(&self, key: &ClaimKey, session: u64, fence: u64, sent: crate::clock::Moment) -> bool {
         let now = self.now();
         let mut book = self.book();
         let Some(entry) = book.entry(key).filter(|entry| entry.session() == Some(session)) else {
@@ -251,6 +248,103 @@ impl Inner {
         self.lapse.expect(expires);
         self.scribe.notice();
         true
+    }
+
+    /// Waits on a session of its own. Answers a grant that comes at once, else that it waits.
+    async fn wait_for(self: &Arc<Self>, lock: Lock<'_>) -> Result<Standing> {
+        let Lock { claim, on, shared } = lock;
+        let (timeout_ms, token) = (timeout_ms(claim.ttl), claim.key.token);
+        let now = self.now();
+        let choose = |book: &mut super::book::Book, most| {
+            book.seat_to_wait(Entry::new(claim, on, shared, now), timeout_ms, most)
+        };
+        let (session, set) = self.seated(timeout_ms, choose, true).await?;
+        if let Some(guarded) = self.guard(claim, &session) {
+            return Ok(guarded);
+        }
+        self.belfry.expect(token);
+        self.scribe.notice();
+        let waits = Arc::clone(self).wait_on(claim.key.clone(), session, (on, shared), set);
+        self.deck.run(waits);
+        let Some(bell) = self.belfry.bell(&token) else {
+            return Ok(Standing::Queued { ahead: 1, retry_in: RETRY_IN });
+        };
+        match tokio::time::timeout(GRACE, bell.heard()).await {
+            Ok(Wake::Holds { .. } | Wake::Ask) => {
+                let standing = self.known(lock).await?;
+                Ok(standing.unwrap_or(Standing::Queued { ahead: 1, retry_in: Duration::ZERO }))
+            }
+            Err(_) => Ok(Standing::Queued { ahead: 1, retry_in: RETRY_IN }),
+        }
+    }
+
+    /// The wait itself, on the engine's thread.
+    async fn wait_on(
+        self: Arc<Self>,
+        key: ClaimKey,
+        session: Shared,
+        (on, shared): (AdvisoryKey, bool),
+        set: Option<u64>,
+    ) {
+        let answer = session.wait(on, shared, set).await;
+        let granted = self.now();
+        match answer {
+            Ok(Ok(Some(fence))) if self.hold(&key, session.id, fence, granted) => {
+                self.belfry.ring(&key.token, fence);
+            }
+            Ok(Err(error)) if failure::ends_connection(&error) => self.condemn(&session),
+            Err(error) => {
+                self.end_wait(&key, &session, Some(error));
+                self.condemn(&session);
+            }
+            answer => {
+                // Cancelled, given up, or failed with or without the lock: give it back.
+                let Some((row, leaving)) = self.ending(&key, &session) else { return };
+                let forget = row.map(|row| (self.statements.forget.as_str(), row));
+                if !matches!(session.drop_lock(on, shared, forget).await, Ok(Ok(_))) {
+                    self.condemn(&session);
+                }
+                let error = match answer {
+                    Ok(Err(error)) if !leaving => Some(self.refusal(&key, &error)),
+                    _ => None,
+                };
+                self.end_wait(&key, &session, error);
+            }
+        }
+    }
+
+    /// The row about a wait that ends, and whether it was given up; `None` if its session is
+    /// over, and it was told.
+    fn ending(&self, key: &ClaimKey, session: &Shared) -> Option<(Option<i64>, bool)> {
+        let mut book = self.book();
+        let entry = book.entry(key).filter(|entry| entry.session() == Some(session.id))?;
+        let Place::Waiting { leaving, .. } = &entry.place else { return None };
+        Some(((entry.written != Written::Nothing).then_some(entry.row), *leaving))
+    }
+
+    /// A wait ended without a lock.
+    fn end_wait(&self, key: &ClaimKey, session: &Shared, error: Option<Error>) {
+        let mut book = self.book();
+        if book.entry(key).is_none_or(|entry| entry.session() != Some(session.id)) {
+            return;
+        }
+        let Some(mut entry) = book.remove(&key.token) else { return };
+        if let Place::Waiting { ended, .. } = &entry.place {
+            ended.notify_waiters();
+        }
+        if let Some(error) = error {
+            entry.place = Place::Failed(error);
+            book.claims.insert(key.token, entry);
+        }
+        drop(book);
+        self.belfry.ring(&key.token, 0);
+    }
+
+    fn refusal(&self, key: &ClaimKey, error: &tokio_postgres::Error) -> Error {
+        match failure::code(error) {
+            Some("40P01") => Error::Deadlock { name: key.name.clone(), cycle: Cycle(Vec::new()) },
+            _ => self.said(error),
+        }
     }
 }
 

@@ -11,4 +11,4 @@ ON CONFLICT DO NOTHING
 RETURNING CASE WHEN ((pg_sequence_last_value('leasehold.arrivals') # l.fence) & 16777215) = 0
         AND NOT EXISTS (SELECT FROM leasehold.watchers w WHERE w.until > clock_timestamp())
     THEN l.fence ELSE leasehold.taken(l.name, l.fence, l.holder, l.label) END,
-    CASE WHEN random() < 0.02 THEN leasehold.sweep(100) END
+    CASE WHEN random() < 0.05 THEN leasehold.sweep(40) END
