@@ -1,4 +1,5 @@
--- Takes a name that nobody is in line for; no row if somebody is. Prepared, for sessions of our own.
+-- Takes a name that nobody is in line for; no row if somebody is. Prepared, for sessions of our
+-- own.
 -- $1 name, $2 token, $3 units, $4 capacity, $5 holder, $6 label, $7 note, $8 ttl in microseconds,
 -- $9 bell
 INSERT INTO leasehold.lines AS l VALUES (
