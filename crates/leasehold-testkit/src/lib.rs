@@ -7,6 +7,7 @@
 //! - [`peer`] runs other packages that take locks on the same servers.
 //! - [`clock`] moves and stops the wall clock of a server.
 //! - [`certificates`] makes a private authority and what it signs.
+//! - [`waiting`] awaits events, with a limit that only a test which hangs reaches.
 //! - [`conformance`] is the suite that every engine passes.
 //!
 //! Nothing outlives the test process: children get `SIGKILL` when it ends, however it ends. A
@@ -39,6 +40,7 @@ pub mod process;
 mod programs;
 pub mod proxy;
 pub mod servers;
+pub mod waiting;
 pub mod worker;
 
 pub use certificates::Certificates;

@@ -12,9 +12,7 @@ use tokio::task::JoinHandle;
 use super::harness::LONG;
 use crate::Worker;
 
-/// How long a single event may take before the case fails: far more than it takes on a machine
-/// that does ten other things.
-pub(super) const EVENT_MAX: Duration = Duration::from_secs(30);
+pub(super) use crate::waiting::EVENT_MAX;
 
 /// How long a case may take before it fails.
 pub(super) const CASE_MAX: Duration = Duration::from_secs(120);

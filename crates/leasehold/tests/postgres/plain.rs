@@ -55,14 +55,17 @@ async fn plain_clients_and_the_library_exclude_each_other() {
 #[tokio::test]
 async fn the_same_holder_asking_again_extends() {
     let lab = Lab::new().await;
-    let seconds = "SELECT round(extract(epoch FROM expires_at - clock_timestamp())) \
-                   FROM distributed_locks";
-    assert_eq!(lab.sql("SELECT acquire_lock('n', 'me', 10, '{\"job\": 7}')"), "t");
-    assert_eq!(lab.sql(seconds), "10");
-    assert_eq!(lab.sql("SELECT acquire_lock(p_lock_name => 'n', p_holder_id => 'me')"), "t");
-    assert_eq!(lab.sql(seconds), "30", "the default");
-    assert_eq!(lab.sql("SELECT extend_lock('n', 'me', 90.5)"), "t");
-    assert_eq!(lab.sql(seconds), "90");
+    // In one exchange, so that no time passes between the call and the look.
+    let and_seconds = |call: &str| {
+        let seconds = "SELECT round(extract(epoch FROM expires_at - clock_timestamp())) \
+                       FROM distributed_locks";
+        lab.sql(&format!("{call}; {seconds}"))
+    };
+    let acquired = and_seconds("SELECT acquire_lock('n', 'me', 10, '{\"job\": 7}')");
+    assert_eq!(acquired, "t\n10");
+    let again = and_seconds("SELECT acquire_lock(p_lock_name => 'n', p_holder_id => 'me')");
+    assert_eq!(again, "t\n30", "the default");
+    assert_eq!(and_seconds("SELECT extend_lock('n', 'me', 90.4)"), "t\n90");
     assert_eq!(lab.sql("SELECT extend_lock('n', 'you', 90)"), "f");
     assert_eq!(lab.sql("SELECT metadata->>'job' FROM distributed_locks"), "7");
     let line = lab.client.show("n").await.expect("an answer").expect("a line");

@@ -10,11 +10,10 @@ use leasehold::{Client, Lease, Name, Request, Result};
 use leasehold_testkit::{ClockDiary, Proxy, Server, servers};
 use tokio::task::JoinHandle;
 
+pub(crate) use leasehold_testkit::waiting::{EVENT_MAX, soon, until, until_free, until_waiting};
+
 /// Far beyond every test, so that what is left behind is seen.
 pub(crate) const LONG: Duration = Duration::from_secs(300);
-
-/// How long an event may take before the test fails.
-pub(crate) const EVENT_MAX: Duration = Duration::from_secs(30);
 
 /// A server of the test's own.
 pub(crate) async fn server() -> Server {
@@ -61,47 +60,6 @@ pub(crate) async fn warm_up(client: &Client) {
 #[track_caller]
 pub(crate) fn told(server: &Server, command: &[&str]) -> String {
     server.redis(command).unwrap_or_else(|error| panic!("{command:?}: {error}"))
-}
-
-/// Awaits an event; panics when it does not come.
-#[track_caller]
-pub(crate) fn soon<T>(what: &str, event: impl Future<Output = T>) -> impl Future<Output = T> {
-    let place = std::panic::Location::caller();
-    async move {
-        let event = tokio::time::timeout(EVENT_MAX, event).await;
-        event.unwrap_or_else(|_| panic!("{place}: waited {EVENT_MAX:?} for {what}"))
-    }
-}
-
-/// Looks at a fact until it is true; panics when it does not become true.
-#[track_caller]
-pub(crate) fn until(what: &str, fact: impl AsyncFn() -> bool) -> impl Future<Output = ()> {
-    soon(what, async move {
-        while !fact().await {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    })
-}
-
-/// Waits until nobody is in the line of `name`.
-#[track_caller]
-pub(crate) fn until_free<'a>(client: &'a Client, name: &'a str) -> impl Future<Output = ()> + 'a {
-    until("the name to be free", async move || {
-        client.show(name).await.expect("an answer").is_none()
-    })
-}
-
-/// Waits until `count` claims wait for `name`.
-#[track_caller]
-pub(crate) fn until_waiting<'a>(
-    client: &'a Client,
-    name: &'a str,
-    count: usize,
-) -> impl Future<Output = ()> + 'a {
-    until("the waiting claims", async move || {
-        let line = client.show(name).await.expect("an answer");
-        line.map_or(0, |line| line.waiting.len()) == count
-    })
 }
 
 /// Waits until a lease was renewed once more.

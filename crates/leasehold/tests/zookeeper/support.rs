@@ -8,11 +8,10 @@ use leasehold::{Client, Lease, Request, connect};
 use leasehold_testkit::{Group, Server, Zookeeper};
 use tokio::task::JoinHandle;
 
+pub(crate) use leasehold_testkit::waiting::{EVENT_MAX, soon, until, until_waiting};
+
 /// Far beyond every test, so that what is left behind is seen.
 pub(crate) const LONG: Duration = Duration::from_secs(300);
-
-/// How long an event may take before the test fails.
-pub(crate) const EVENT_MAX: Duration = Duration::from_secs(30);
 
 pub(crate) async fn server() -> Server {
     Zookeeper::new().start().await.expect("a server")
@@ -71,33 +70,6 @@ pub(crate) fn claims(server: &Server) -> Vec<String> {
 /// Waits until no claim is left.
 pub(crate) async fn until_empty(server: &Server) {
     until("an empty store", async || claims(server).is_empty()).await;
-}
-
-/// Awaits an event; fails when it does not come.
-pub(crate) async fn soon<T>(what: &str, event: impl Future<Output = T>) -> T {
-    match tokio::time::timeout(EVENT_MAX, event).await {
-        Ok(value) => value,
-        Err(_) => panic!("waited {EVENT_MAX:?} for {what}"),
-    }
-}
-
-/// Looks at a fact until it is true.
-pub(crate) async fn until(what: &str, fact: impl AsyncFn() -> bool) {
-    soon(what, async {
-        while !fact().await {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-    })
-    .await;
-}
-
-/// Waits until exactly so many claims wait for a name.
-pub(crate) async fn until_waiting(client: &Client, name: &str, count: usize) {
-    until(&format!("{count} waiting for `{name}`"), async || {
-        let line = client.show(name).await.ok().flatten();
-        line.map_or(0, |line| line.waiting.len()) == count
-    })
-    .await;
 }
 
 /// A claim that waits in a task of its own.
