@@ -124,7 +124,8 @@ impl Link {
     }
 
     /// Makes settings and prepares statements, in one exchange, if the server process `process`,
-    /// which runs this connection's statements, is its own. What cannot be prepared is done without.
+    /// which runs this connection's statements, is its own. What cannot be prepared is done
+    /// without.
     pub(super) async fn prepare(
         &self,
         settings: &Settings,

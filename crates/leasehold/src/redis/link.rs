@@ -276,6 +276,13 @@ impl Links {
         Ok((desk, open))
     }
 
+    /// The connection of this runtime, if it is open.
+    pub(super) fn in_use(&self) -> Option<InUse> {
+        let desk = self.desk();
+        let generation = desk.current()?.generation;
+        Some(InUse { desk, generation })
+    }
+
     fn desk(&self) -> Arc<Desk> {
         let mut desks = lock(&self.desks);
         if let Some(desk) = desks.get(&Handle::current().id()) {
@@ -285,6 +292,21 @@ impl Links {
         desks.retain(|_, desk| !desk.is_orphaned());
         let desk = desks.entry(Handle::current().id());
         Arc::clone(desk.or_insert_with(|| Arc::new(Desk::new(Arc::clone(&self.shape)))))
+    }
+}
+
+/// The connection that a request goes out on.
+pub(super) struct InUse {
+    desk: Arc<Desk>,
+    generation: u64,
+}
+
+impl InUse {
+    /// Whoever waited for an answer gave up.
+    pub(super) fn given_up_after(&self, waited: Duration) {
+        if waited >= SILENCE_MAX {
+            self.desk.drop_connection(self.generation);
+        }
     }
 }
 

@@ -7,6 +7,7 @@
 //! Exchanges: claim 1, renew 1 for all of a client's claims, release 1 for any number. Whoever
 //! holds next is rung through its mailbox by the release itself and need not ask.
 
+mod adrift;
 mod amend;
 mod answer;
 mod clocks;
@@ -29,11 +30,12 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use futures_util::future::join;
 use futures_util::stream::BoxStream;
 use redis::{FromRedisValue, Pipeline, Value};
 
 use crate::claim::{
-    Amended, Amendment, Claim, ClaimKey, Holder, HolderId, Mode, Released, Renewal, Standing,
+    Amended, Amendment, Claim, ClaimKey, Holder, HolderId, Mode, Released, Renewal, Standing, Token,
 };
 use crate::clock::remote::Reading;
 use crate::clock::watch::ClockWatch;
@@ -46,6 +48,7 @@ use crate::error::{Error, Result};
 use crate::line::Refusal;
 use crate::name::Name;
 
+use adrift::Adrift;
 use answer::{Answer, Odd, hex};
 use clocks::StoreClocks;
 use keys::{Keys, Layout};
@@ -67,6 +70,7 @@ struct Inner {
     info: Info,
     layout: Layout,
     links: Links,
+    adrift: Arc<Adrift>,
     wait_for: Option<WaitFor>,
     /// Leases found expired and not yet told to the store.
     expired: AtomicU64,
@@ -103,6 +107,7 @@ impl Redis {
             info,
             layout,
             links,
+            adrift: Arc::default(),
             wait_for,
             expired: AtomicU64::new(0),
             clocks: Mutex::new(clocks),
@@ -160,7 +165,7 @@ impl Inner {
         }
     }
 
-    async fn ask(&self, claim: &Claim) -> Result<Standing> {
+    async fn ask(self: &Arc<Self>, claim: &Claim) -> Result<Standing> {
         let keys = self.layout.keys(&claim.key.name)?;
         let mailbox = if claim.join { self.links.mailbox().await? } else { NOBODY.into() };
         let Claim { mode, holder, note, .. } = claim;
@@ -177,10 +182,14 @@ impl Inner {
             .shown(format_args!("{units}\n{id}\n{mailbox}\n{label}\n{note}"))
             .shown(format_args!("{shortest} {units} {capacity} {patience}{join}"));
         let sent = SystemClock.now();
-        let answer = match self.wait_for {
-            None => self.links.call(&call).await?,
-            Some(wait_for) => self.ask_and_wait(&call, wait_for, &claim.key).await?,
+        let (inner, key) = (Arc::clone(self), claim.key.clone());
+        let exchange = async move {
+            match inner.wait_for {
+                None => inner.links.call(&call).await,
+                Some(wait_for) => inner.ask_and_wait(&call, wait_for, &key).await,
+            }
         };
+        let answer = self.awaited(vec![claim.key.token], exchange).await?;
         if let Some(time) = answer::shown_clock(&answer) {
             let received = SystemClock.now();
             self.read_clock(&claim.key.name, Reading { sent, received, time });
@@ -194,8 +203,17 @@ impl Inner {
         }
     }
 
+    /// Awaits the answer to claims, which go on if nobody waits any more.
+    async fn awaited(
+        &self,
+        tokens: Vec<Token>,
+        exchange: impl Future<Output = Result<Value>> + Send + 'static,
+    ) -> Result<Value> {
+        self.adrift.answer(tokens, self.links.in_use(), Box::pin(exchange)).await
+    }
+
     /// Makes claims on several names that nobody uses; all are at one server.
-    async fn claim_all(&self, claims: &[Claim]) -> Result<Option<Vec<Standing>>> {
+    async fn claim_all(self: &Arc<Self>, claims: &[Claim]) -> Result<Option<Vec<Standing>>> {
         let plain = claims.iter().all(|claim| claim.mode == Mode::Exclusive);
         if !self.info.can.many || !plain || self.wait_for.is_some() {
             return Ok(None);
@@ -218,7 +236,9 @@ impl Inner {
                 .shown(millis(claim.ttl) + GRACE_MS)
                 .shown(format_args!("{units}\n{id}\n{NOBODY}\n{label}\n{note}"));
         }
-        let answer = self.links.call(&call).await?;
+        let (inner, tokens) = (Arc::clone(self), claims.iter().map(|claim| claim.key.token));
+        let exchange = async move { inner.links.call(&call).await };
+        let answer = self.awaited(tokens.collect(), exchange).await?;
         let Some(fences) = self.understood(answer::fences(answer))? else { return Ok(None) };
         let held = |(fence, claim): (u64, &Claim)| Standing::Held { fence, remaining: claim.ttl };
         Ok(Some(fences.into_iter().zip(claims).map(held).collect()))
@@ -268,6 +288,28 @@ impl Inner {
             cause: format!("{reached} of {wanted} replicas had the grant in time"),
             transient: true,
         }
+    }
+
+    /// Gives claims back; those that are adrift as soon as they are not, without holding up the
+    /// others.
+    async fn release(&self, keys: &[ClaimKey]) -> Result<Vec<Released>> {
+        let late: Vec<bool> = keys.iter().map(|key| self.adrift.has(&key.token)).collect();
+        if !late.contains(&true) {
+            return self.let_go(keys).await;
+        }
+        let of = |wanted: bool| -> Vec<ClaimKey> {
+            let those = keys.iter().zip(&late).filter(|(_, late)| **late == wanted);
+            those.map(|(key, _)| key.clone()).collect()
+        };
+        let (free, adrift) = (of(false), of(true));
+        let settled = async {
+            self.adrift.settled(&adrift).await;
+            self.let_go(&adrift).await
+        };
+        let (free, adrift) = join(self.let_go(&free), settled).await;
+        let (mut free, mut adrift) = (free?.into_iter(), adrift?.into_iter());
+        let next = |late: &bool| if *late { adrift.next() } else { free.next() };
+        Ok(late.iter().filter_map(next).collect())
     }
 
     async fn let_go(&self, keys: &[ClaimKey]) -> Result<Vec<Released>> {
@@ -371,7 +413,7 @@ impl Engine for Redis {
     }
 
     async fn release(&self, keys: &[ClaimKey]) -> Result<Vec<Released>> {
-        let released = self.inner.let_go(keys).await;
+        let released = self.inner.release(keys).await;
         for key in keys {
             self.inner.links.belfry.forget(&key.token);
         }

@@ -18,7 +18,7 @@ use leasehold::layer::chaos::{Chaos, Verb};
 use leasehold::memory::Memory;
 use leasehold::{Client, ClientBuilder, Result};
 
-pub(crate) use leasehold_testkit::waiting::{EVENT_MAX, soon, until, until_free, until_waiting};
+pub(crate) use leasehold_testkit::waiting::{soon, until, until_free, until_waiting};
 
 /// Far beyond every test, so that what is left behind is seen.
 pub(crate) const LONG: Duration = Duration::from_secs(300);
