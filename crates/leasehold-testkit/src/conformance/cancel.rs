@@ -1,5 +1,6 @@
 //! Cancelling: a future that is dropped leaves no claim behind, wherever it was.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,6 +16,7 @@ super::cases! {
     waiter_cancelled_at_the_hand_off_passes_it_on: fifo,
     claim_cancelled_after_it_was_granted_is_released,
     claims_cancelled_at_any_time_leave_nothing,
+    claim_given_up_before_it_was_sent_leaves_nothing,
     cancelled_release_is_finished,
     cancelled_work_gives_its_lease_back,
 }
@@ -103,6 +105,30 @@ async fn claims_cancelled_at_any_time_leave_nothing(lab: Arc<dyn Harness>) -> Ou
     until_free(&one, name).await?;
     assert_eq!((two.stats().active, two.stats().waiting), (0, 0));
     Ok(())
+}
+
+async fn claim_given_up_before_it_was_sent_leaves_nothing(lab: Arc<dyn Harness>) -> Outcome {
+    let name = "cancel:unsent";
+    let two = lab.client().await?;
+    // On a thread of its own, where nothing is sent while the test sees to it.
+    let gave_up = tokio::task::spawn_blocking(move || -> Outcome {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        runtime.expect("a runtime").block_on(async {
+            let one = lab.client().await?;
+            let mutex = one.mutex(name).ttl(LONG);
+            mutex.lock().await?.release().await?;
+            {
+                let mut claim = pin!(mutex.lock());
+                drop(futures_util::poll!(&mut claim));
+            }
+            // A release that does not wait for the claim overtakes it now.
+            std::thread::sleep(Duration::from_millis(100));
+            one.show(name).await?;
+            until_free(&one, name).await
+        })
+    });
+    gave_up.await.expect("no panic")?;
+    until_free(&two, name).await
 }
 
 async fn cancelled_release_is_finished(lab: Arc<dyn Harness>) -> Outcome {

@@ -1,6 +1,5 @@
 //! Bells that do not arrive, lines under resets, and how many are woken.
 
-use std::pin::pin;
 use std::time::Duration;
 
 use leasehold::{Mode, Released};
@@ -154,30 +153,4 @@ async fn waiting_longer_than_the_patience_keeps_the_place_although_connections_b
     }
     lease.release().await.expect("an answer");
     assert_eq!(waiter.granted().await.fence(), fence, "it lost its place");
-}
-
-/// Asks once and gives up before the request left this machine.
-async fn given_up_unsent(url: &str) {
-    let (one, two) = (client(url).await, client(url).await);
-    let mutex = one.mutex("report").ttl(LONG);
-    mutex.lock().await.expect("free").release().await.expect("an answer");
-    {
-        let mut claim = pin!(mutex.lock());
-        assert!(futures_util::poll!(&mut claim).is_pending(), "nothing can have been answered");
-    }
-    // Nothing else runs on this thread meanwhile, so a release that does not wait overtakes it.
-    std::thread::sleep(Duration::from_millis(300));
-    one.show("report").await.expect("an answer, behind that to the claim");
-    until_free(&two, "report").await;
-}
-
-#[tokio::test]
-async fn claim_that_was_given_up_before_it_was_sent_leaves_nothing() {
-    given_up_unsent(server().await.url()).await;
-}
-
-#[tokio::test]
-async fn claim_that_was_given_up_before_it_was_sent_leaves_nothing_in_a_cluster() {
-    let group = servers::Redis::new().start_cluster().await.expect("a cluster starts");
-    given_up_unsent(group.url()).await;
 }
