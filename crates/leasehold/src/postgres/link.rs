@@ -13,10 +13,9 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::try_join_all;
 use futures_util::stream::{self, BoxStream, StreamExt};
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_postgres::tls::NoTls;
 use tokio_postgres::types::{ToSql, Type};
-use tokio_postgres::{AsyncMessage, Client, Connection, Row, Statement};
+use tokio_postgres::{AsyncMessage, Client, Connection, Row, Socket, Statement};
 
 use crate::error::{Error, Result};
 
@@ -48,13 +47,9 @@ pub(super) async fn connect(settings: &Settings) -> Result<(Client, Messages)> {
     }
 }
 
-/// A connection as a stream that drives it, whatever it is made of.
-pub(super) fn messages<C, S>(
-    (client, mut connection): (Client, Connection<C, S>),
-) -> (Client, Messages)
+fn messages<S>((client, mut connection): (Client, Connection<Socket, S>)) -> (Client, Messages)
 where
-    C: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    S: tokio_postgres::tls::TlsStream + Unpin + Send + 'static,
 {
     (client, stream::poll_fn(move |context| connection.poll_message(context)).boxed())
 }
