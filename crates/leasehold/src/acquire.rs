@@ -10,7 +10,7 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 use tracing::Instrument;
 
-use crate::claim::{Claim, ClaimKey, HolderId, Mode, Note, Standing, Token, Ttl};
+use crate::claim::{Claim, ClaimKey, ClaimRef, HolderId, Mode, Note, Standing, Token, Ttl};
 use crate::client::Client;
 use crate::clock::{Glance, Moment};
 use crate::engine::{Query, Wake};
@@ -20,7 +20,7 @@ use crate::lease::Lease;
 use crate::name::Name;
 use crate::observe::Measure;
 use crate::search::{Found, Search};
-use crate::tenure::{Tenure, Terms};
+use crate::tenure::{Bounds, Tenure, Terms};
 
 /// The longest a waiter sleeps without asking, whatever the store said.
 const RETRY_MAX: Duration = Duration::from_secs(3600);
@@ -47,9 +47,7 @@ pub struct Request {
     ttl: Duration,
     note: String,
     renew: bool,
-    hold_at_most: Option<Duration>,
-    hold_at_least: Option<Duration>,
-    lock_delay: Duration,
+    bounds: Option<Box<Bounds>>,
     reentrant: bool,
     alone: bool,
     detect: bool,
@@ -69,9 +67,7 @@ impl Request {
             ttl: Ttl::DEFAULT.get(),
             note: String::new(),
             renew: true,
-            hold_at_most: None,
-            hold_at_least: None,
-            lock_delay: Duration::ZERO,
+            bounds: None,
             reentrant: false,
             alone: false,
             detect: true,
@@ -116,14 +112,14 @@ impl Request {
 
     /// Gives the lease back after this long, whatever its holder does: for work that may hang.
     pub fn max_hold(mut self, span: Duration) -> Self {
-        self.hold_at_most = Some(span);
+        self.bounds.get_or_insert_default().hold_at_most = Some(span);
         self
     }
 
     /// Keeps the name closed for at least this long, even if the lease is given back earlier: for
     /// jobs so short that a second machine would start them again.
     pub fn hold_at_least(mut self, span: Duration) -> Self {
-        self.hold_at_least = Some(span);
+        self.bounds.get_or_insert_default().hold_at_least = Some(span);
         self
     }
 
@@ -133,7 +129,7 @@ impl Request {
     ///
     /// Together with the ttl at most 24 h. It makes waiting for the lock one exchange longer.
     pub fn lock_delay(mut self, span: Duration) -> Self {
-        self.lock_delay = span;
+        self.bounds.get_or_insert_default().delay = span;
         self
     }
 
@@ -172,7 +168,7 @@ impl Request {
     /// Dropping the future at any point takes the claim out of the line; a place in line is lost.
     pub async fn acquire(&self) -> Result<Lease> {
         if let Some(lease) = self.on_the_spot() {
-            return lease;
+            return Ok(lease);
         }
         match Box::pin(self.acquire_until(None)).await? {
             Some(lease) => Ok(lease),
@@ -188,7 +184,7 @@ impl Request {
     /// As [`acquire`](Self::acquire).
     pub async fn try_acquire(&self) -> Result<Option<Lease>> {
         if let Some(lease) = self.on_the_spot() {
-            return lease.map(Some);
+            return Ok(Some(lease));
         }
         Box::pin(self.acquire_until(Some(AT_ONCE))).await
     }
@@ -200,41 +196,52 @@ impl Request {
     /// As [`acquire`](Self::acquire).
     pub async fn acquire_within(&self, span: Duration) -> Result<Option<Lease>> {
         if let Some(lease) = self.on_the_spot() {
-            return lease.map(Some);
+            return Ok(Some(lease));
         }
         let deadline = self.client.inner.keeper.clock.now() + span;
         Box::pin(self.acquire_until(Some(deadline))).await
     }
 
     /// Takes what is free without a detour, where the store answers on the spot; `None` if it takes
-    /// more than that.
-    fn on_the_spot(&self) -> Option<Result<Lease>> {
+    /// more than that, or fails: then the longer way does too, and says why.
+    fn on_the_spot(&self) -> Option<Lease> {
         let keeper = &self.client.inner.keeper;
         let plain = keeper.answers_now && !self.reentrant;
         if !plain || tracing::enabled!(tracing::Level::DEBUG) {
             return None;
         }
-        let (claim, terms) = match self.checked(false) {
-            Ok(checked) => checked,
-            Err(error) => return Some(Err(error)),
+        let (name, mode, note, terms) = self.checked().ok()?;
+        let token = Token::random();
+        let claim = ClaimRef {
+            name,
+            token,
+            mode,
+            holder: &self.client.anchor().0.holder,
+            note: &note,
+            ttl: terms.kept(),
+            patience: terms.ttl.patience(),
+            join: false,
         };
         let glance = Glance::of(&keeper.clock);
-        let (fence, remaining) = keeper.direct.claim_now(&claim, glance)?;
-        let (tenure, due) = Tenure::held(claim.key, terms, fence, (glance.at, remaining));
+        let (fence, remaining) = keeper.direct.claim_now(claim, glance)?;
+        let key = ClaimKey { name: name.clone(), token };
+        let (tenure, due) = Tenure::held(key, terms, fence, (glance.at, remaining));
         self.client.put_in_scope(&tenure);
-        if let Err(error) = keeper.enter(&tenure) {
+        if keeper.enter_held(&tenure).is_err() {
             drop(keeper.direct.release_now(&tenure.key));
-            return Some(Err(error));
+            return None;
         }
         keeper.expect_at(due);
-        keeper.counters.acquired();
-        let lease = Lease::new(&self.client, tenure, fence);
         // A close that came in between may have gone through the list before this was on it.
-        Some(if keeper.is_closed() { Err(Error::Closed) } else { Ok(lease) })
+        if keeper.is_closed() {
+            drop(Lease::new(&self.client, tenure, fence));
+            return None;
+        }
+        Some(Lease::new(&self.client, tenure, fence))
     }
 
     pub(crate) async fn acquire_until(&self, deadline: Option<Moment>) -> Result<Option<Lease>> {
-        let (claim, terms) = self.checked(deadline != Some(AT_ONCE))?;
+        let (claim, terms) = self.claim(deadline != Some(AT_ONCE))?;
         let begun = self.client.inner.keeper.clock.now();
         let client = &self.client;
         let (request, claim) = (self, &claim);
@@ -249,10 +256,25 @@ impl Request {
     }
 
     /// A claim of this request and its terms, if the options keep to the rules.
+    pub(crate) fn claim(&self, join: bool) -> Result<(Claim, Terms)> {
+        let (name, mode, note, terms) = self.checked()?;
+        let claim = Claim {
+            key: ClaimKey { name: name.clone(), token: Token::random() },
+            mode,
+            holder: self.client.anchor().0.holder.clone(),
+            note,
+            ttl: terms.kept(),
+            patience: terms.ttl.patience(),
+            join,
+        };
+        Ok((claim, terms))
+    }
+
+    /// What a claim is made of, if the options keep to the rules.
     #[inline(always)]
-    pub(crate) fn checked(&self, join: bool) -> Result<(Claim, Terms)> {
+    fn checked(&self) -> Result<(&Name, Mode, Note, Terms)> {
         let name = match &self.name {
-            Ok(name) => name.clone(),
+            Ok(name) => name,
             Err(invalid) => return Err(invalid.clone().into()),
         };
         let ttl = Ttl::new(self.ttl)?;
@@ -263,20 +285,9 @@ impl Request {
             ttl,
             renew: self.renew,
             renew_at_percent: self.client.inner.renew_at_percent,
-            hold_at_most: self.hold_at_most,
-            hold_at_least: self.hold_at_least,
-            delay: self.lock_delay,
+            bounds: self.bounds.clone(),
         };
-        let claim = Claim {
-            key: ClaimKey { name, token: Token::random() },
-            mode,
-            holder: self.client.anchor().0.holder.clone(),
-            note,
-            ttl: terms.kept(),
-            patience: ttl.patience(),
-            join,
-        };
-        Ok((claim, terms))
+        Ok((name, mode, note, terms))
     }
 
     /// Whether this is about the same client, name and mode as another request.
@@ -289,7 +300,8 @@ impl Request {
     }
 
     fn check_spans(&self) -> Result<()> {
-        for span in [self.hold_at_least, self.hold_at_most].into_iter().flatten() {
+        let Some(bounds) = &self.bounds else { return Ok(()) };
+        for span in [bounds.hold_at_least, bounds.hold_at_most].into_iter().flatten() {
             if span.is_zero() || span > Ttl::MAX {
                 return Err(Error::Invalid(crate::error::Invalid::Setting {
                     what: "hold-at-least and max-hold",
@@ -297,7 +309,7 @@ impl Request {
                 }));
             }
         }
-        if self.ttl.saturating_add(self.lock_delay) > Ttl::MAX {
+        if self.ttl.saturating_add(bounds.delay) > Ttl::MAX {
             let (what, rule) = ("ttl and lock delay", "together at most 24 h");
             return Err(Error::Invalid(crate::error::Invalid::Setting { what, rule }));
         }

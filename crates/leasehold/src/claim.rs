@@ -231,7 +231,8 @@ impl Ttl {
 /// owner: 1 % + 2 ms, for clocks that run at slightly different rates and a thread that is
 /// scheduled a little late.
 pub(crate) fn margin(span: Duration) -> Duration {
-    span / 100 + Duration::from_millis(2)
+    // Spans are far below the 584 years that fit.
+    Duration::from_nanos(span.as_nanos() as u64 / 100 + 2_000_000)
 }
 
 /// What is asked of a store: a place in a name's line.
@@ -251,6 +252,42 @@ pub struct Claim {
     pub patience: Duration,
     /// Whether to stand in line when it cannot hold at once.
     pub join: bool,
+}
+
+/// A claim that somebody else owns, for a store that keeps no more of it than it must.
+#[derive(Debug, Clone, Copy)]
+pub struct ClaimRef<'a> {
+    /// The line.
+    pub name: &'a Name,
+    /// The secret that owns the claim.
+    pub token: Token,
+    /// How much of the line's capacity.
+    pub mode: Mode,
+    /// Who asks.
+    pub holder: &'a Holder,
+    /// For others to read.
+    pub note: &'a Note,
+    /// How long the lease lasts without renewal.
+    pub ttl: Duration,
+    /// How long the claim stays in line without a heartbeat.
+    pub patience: Duration,
+    /// Whether to stand in line when it cannot hold at once.
+    pub join: bool,
+}
+
+impl<'a> From<&'a Claim> for ClaimRef<'a> {
+    fn from(claim: &'a Claim) -> Self {
+        Self {
+            name: &claim.key.name,
+            token: claim.key.token,
+            mode: claim.mode,
+            holder: &claim.holder,
+            note: &claim.note,
+            ttl: claim.ttl,
+            patience: claim.patience,
+            join: claim.join,
+        }
+    }
 }
 
 /// Names one claim: its line and its token.

@@ -336,7 +336,7 @@ impl Client {
 
     /// What this client did and has.
     pub fn stats(&self) -> Stats {
-        self.inner.keeper.counters.stats()
+        self.inner.keeper.stats()
     }
 
     /// What all clients of the store did, as far as they told it, and what is in its lines.
@@ -442,9 +442,7 @@ impl Client {
             ttl: Ttl::new(ttl)?,
             renew: true,
             renew_at_percent: self.inner.renew_at_percent,
-            hold_at_most: None,
-            hold_at_least: None,
-            delay: Duration::ZERO,
+            bounds: None,
         };
         let sent = keeper.clock.now();
         let tenure = Arc::new(Tenure::new(handle.key.clone(), terms, sent));

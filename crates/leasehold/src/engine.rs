@@ -11,7 +11,8 @@ use async_trait::async_trait;
 use futures_util::stream::BoxStream;
 
 use crate::claim::{
-    Amended, Amendment, Claim, ClaimKey, Holder, HolderId, Mode, Note, Released, Renewal, Standing,
+    Amended, Amendment, Claim, ClaimKey, ClaimRef, Holder, HolderId, Mode, Note, Released, Renewal,
+    Standing,
 };
 use crate::clock::Glance;
 use crate::clock::remote::ClockTrouble;
@@ -36,7 +37,7 @@ pub trait Engine: fmt::Debug + Send + Sync + 'static {
     /// Makes a claim that does not join, on the spot, without a runtime. If it holds, says its
     /// fence and for how long the store keeps it. `None` if it does not, or the store cannot
     /// answer without waiting; then it is not in line. The caller has just read its clock.
-    fn claim_now(&self, _claim: &Claim, _glance: Glance<'_>) -> Option<(u64, Duration)> {
+    fn claim_now(&self, _claim: ClaimRef<'_>, _glance: Glance<'_>) -> Option<(u64, Duration)> {
         None
     }
 

@@ -20,7 +20,7 @@ use crate::engine::{ClockNews, Counts, Engine, Wait};
 use crate::error::{Error, LostCause, Result};
 use crate::layer::retry::{Retry, RetryPolicy};
 use crate::notices::Notices;
-use crate::observe::{Counters, Measure, Observer};
+use crate::observe::{Counters, Measure, Observer, Stats};
 use crate::registry::Registry;
 use crate::tenure::{Answered, Duty, Ended, Phase, Tenure};
 use crate::witness::Witness;
@@ -125,6 +125,9 @@ impl Parting {
     }
 }
 
+/// How a lease that was given back on the spot ended: as it should, or what became of it.
+pub(crate) type Parted = std::result::Result<(), Box<Released>>;
+
 /// Exchanges of one kind under way.
 type Exchanges = FuturesUnordered<BoxFuture<'static, Done>>;
 
@@ -167,6 +170,11 @@ impl Keeper {
         self.closed.load(Ordering::Acquire)
     }
 
+    /// What this client did and has.
+    pub(crate) fn stats(&self) -> Stats {
+        self.counters.stats(|| self.registry.turnover())
+    }
+
     pub(crate) fn observe(&self, measure: Measure<'_>) {
         if let Some(observer) = &self.observer {
             observer.observe(&measure);
@@ -184,7 +192,15 @@ impl Keeper {
         if self.is_closed() {
             return Err(Error::Closed);
         }
-        self.registry.enter(tenure)
+        self.registry.enter(tenure, false)
+    }
+
+    /// Takes a lease into care that the store granted on the spot, and counts it.
+    pub(crate) fn enter_held(&self, tenure: &Arc<Tenure>) -> Result<()> {
+        if self.is_closed() {
+            return Err(Error::Closed);
+        }
+        self.registry.enter(tenure, true)
     }
 
     /// Something of a tenure is due at `at`; the keeper wakes if it would sleep past it.
@@ -232,16 +248,16 @@ impl Keeper {
     /// Lets go of a tenure without touching its claim in the store.
     pub(crate) fn forget(&self, tenure: &Tenure) {
         tenure.finish();
-        self.registry.leave(tenure);
+        self.registry.leave(tenure, false);
     }
 
     /// Finishes a tenure whose last owner went away: its claim leaves the store now where the
     /// engine answers at once, else as soon as the keeper gets through.
     pub(crate) fn abandon(self: &Arc<Self>, tenure: &Tenure) {
-        if let Some(ended) = tenure.leave()
-            && self.strike(tenure, &ended)
-        {
-            self.take_out(tenure, &ended);
+        match tenure.leave() {
+            Some(ended) if ended.may_be_left() => self.take_out(tenure, &ended),
+            Some(_) => self.strike(tenure),
+            None => {}
         }
     }
 
@@ -254,31 +270,37 @@ impl Keeper {
 
     fn take_out(self: &Arc<Self>, tenure: &Tenure, ended: &Ended) {
         if self.release_now(tenure, ended).is_none() {
+            self.strike(tenure);
             self.part_later(tenure, ended);
         }
     }
 
-    /// Gives back what ended, where the store answers without waiting.
-    pub(crate) fn release_now(&self, tenure: &Tenure, ended: &Ended) -> Option<Released> {
+    /// Gives back what ended and takes it off the list, where the store answers without waiting.
+    pub(crate) fn release_now(&self, tenure: &Tenure, ended: &Ended) -> Option<Parted> {
         if ended.is_kept() {
             return None;
         }
         let released = self.direct.release_now(&tenure.key)?;
+        if matches!((&ended.phase, &released), (Phase::Held, Released::Released)) {
+            self.registry.leave(tenure, true);
+            self.observe_release(tenure, ended);
+            return Some(Ok(()));
+        }
+        self.strike(tenure);
         self.count_end(tenure, ended, &released);
-        Some(released)
+        Some(Err(Box::new(released)))
     }
 
     /// Ends a tenure; `None` if nothing of it can be left in the store.
     pub(crate) fn end(&self, tenure: &Tenure) -> Option<Ended> {
         let ended = tenure.finish()?;
-        self.strike(tenure, &ended).then_some(ended)
+        self.strike(tenure);
+        ended.may_be_left().then_some(ended)
     }
 
-    /// Takes a tenure that ended off the list; whether something of it can be left in the store.
-    pub(crate) fn strike(&self, tenure: &Tenure, ended: &Ended) -> bool {
-        self.registry.leave(tenure);
-        // What is lost, the store has dropped, or the keeper took out when it found the loss.
-        !matches!(ended.phase, Phase::Lost(_) | Phase::Done)
+    /// Takes a tenure that ended off the list.
+    pub(crate) fn strike(&self, tenure: &Tenure) {
+        self.registry.leave(tenure, false);
     }
 
     /// Leaves a tenure that ended to the keeper. What becomes of it is not waited for, so it
@@ -300,11 +322,15 @@ impl Keeper {
             Released::AlreadyExpired => self.report_loss(tenure, &LostCause::Removed),
             _ => {
                 self.counters.released();
-                if self.observer.is_some() {
-                    let held = self.clock.now().since(ended.since);
-                    self.observe(Measure::Released { name: &tenure.key.name, held });
-                }
+                self.observe_release(tenure, ended);
             }
+        }
+    }
+
+    fn observe_release(&self, tenure: &Tenure, ended: &Ended) {
+        if self.observer.is_some() {
+            let held = self.clock.now().since(ended.since);
+            self.observe(Measure::Released { name: &tenure.key.name, held });
         }
     }
 
@@ -365,7 +391,7 @@ impl Keeper {
         if !self.engine.info().can.tally {
             return Counts::default();
         }
-        let counts = self.counters.untold(&desk.told);
+        let counts = Counters::untold(&self.stats(), &desk.told);
         desk.told += counts;
         counts
     }
@@ -565,7 +591,7 @@ impl Keeper {
 
     fn begin_tally(self: &Arc<Self>, exchanges: &mut Exchanges) -> Moment {
         let mut desk = self.desk();
-        let counts = self.counters.untold(&desk.told);
+        let counts = Counters::untold(&self.stats(), &desk.told);
         if counts == Counts::default() || !self.engine.info().can.tally {
             return Moment::NEVER;
         }
@@ -655,7 +681,7 @@ impl Keeper {
                 Ok(standing) => {
                     if let Answered::Lost(cause) = tenure.answered(sent, *ttl, &standing) {
                         self.report_loss(tenure, &cause);
-                        self.registry.leave(tenure);
+                        self.strike(tenure);
                     }
                 }
                 Err(error @ Error::Replaced { .. }) => {
@@ -698,8 +724,8 @@ impl Keeper {
     /// Reports a tenure that was just lost, and takes what may be left of it out of the store.
     fn mourn(&self, tenure: &Tenure, cause: &LostCause) {
         self.report_loss(tenure, cause);
-        self.registry.leave(tenure);
-        if *cause == LostCause::Expired || !tenure.life().terms.delay.is_zero() {
+        self.strike(tenure);
+        if *cause == LostCause::Expired || !tenure.life().terms.delay().is_zero() {
             // In a moment the store finds that itself, and counts and tells it as what it is; or
             // in a while, if the name is to stay closed.
             return;

@@ -139,7 +139,8 @@ impl Lease {
 
     /// Keeps the name closed until this long after it was granted, also if it is given back.
     pub(crate) fn hold_at_least(&self, span: Duration) {
-        self.tenure.life().terms.hold_at_least = Some(span);
+        let mut life = self.tenure.life();
+        life.terms.bounds.get_or_insert_default().hold_at_least = Some(span);
     }
 
     /// Ends at this instant of the client's clock.
@@ -238,14 +239,34 @@ impl Lease {
     /// Dropping the future finishes the release in the background.
     pub async fn release(mut self) -> Result<Released> {
         self.entered = false;
-        let Some(ended) = self.tenure.leave() else { return Ok(Released::StillEntered) };
+        // What is rare is in boxes, so that the way is short where the store answers at once.
+        match self.part_now() {
+            Ok(Ok(())) => Ok(Released::Released),
+            Ok(Err(released)) => Ok(*released),
+            Err(ended) => Box::pin(self.part(*ended)).await,
+        }
+    }
+
+    /// Gives the lease back where the store answers without waiting; otherwise says how it ended.
+    fn part_now(&self) -> std::result::Result<keeper::Parted, Box<Ended>> {
+        let Some(ended) = self.tenure.leave() else {
+            return Ok(Err(Box::new(Released::StillEntered)));
+        };
         let keeper = &self.inner().keeper;
-        if !keeper.strike(&self.tenure, &ended) {
+        if ended.may_be_left()
+            && let Some(parted) = keeper.release_now(&self.tenure, &ended)
+        {
+            return Ok(parted);
+        }
+        keeper.strike(&self.tenure);
+        Err(Box::new(ended))
+    }
+
+    async fn part(&self, ended: Ended) -> Result<Released> {
+        if !ended.may_be_left() {
             return Ok(self.what_became(ended.phase).await);
         }
-        if let Some(released) = keeper.release_now(&self.tenure, &ended) {
-            return Ok(released);
-        }
+        let keeper = &self.inner().keeper;
         let (parting, kept) = (keeper::Parting::of(&self.tenure, &ended), ended.is_kept());
         let mut unfinished = Unfinished { keeper, tenure: &self.tenure, ended: Some(ended) };
         if kept {
@@ -262,9 +283,10 @@ impl Lease {
     /// What to say about a lease that was lost. The store is asked once at most: no time is spent
     /// on giving back what is gone.
     async fn what_became(&self, phase: Phase) -> Released {
-        match phase {
-            Phase::Lost(LostCause::TakenBy(holder)) => Released::TakenBy(holder),
-            Phase::Lost(LostCause::Expired | LostCause::Removed) => {
+        let Phase::Lost(cause) = phase else { return Released::AlreadyExpired };
+        match *cause {
+            LostCause::TakenBy(holder) => Released::TakenBy(holder),
+            LostCause::Expired | LostCause::Removed => {
                 let key = std::slice::from_ref(&self.tenure.key);
                 let answer = self.inner().keeper.direct.release(key).await;
                 let answer = answer.ok().and_then(|answers| answers.into_iter().next());

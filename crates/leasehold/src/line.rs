@@ -12,7 +12,8 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use crate::claim::{
-    Amended, Amendment, Claim, Holder, HolderId, Mode, Note, Released, Renewal, Standing, Token,
+    Amended, Amendment, Claim, ClaimRef, Holder, HolderId, Mode, Note, Released, Renewal, Standing,
+    Token,
 };
 use crate::clock::Moment;
 use crate::engine::{ClaimView, LineView, Resize, Resized};
@@ -155,9 +156,15 @@ impl<B> Line<B> {
         self.entries.iter().any(|entry| entry.holder.id() == holder)
     }
 
+    /// Whether the time of some claim has run out.
+    #[inline]
+    pub fn has_expired(&self, now: Moment) -> bool {
+        self.entries.iter().any(|entry| entry.expires <= now)
+    }
+
     /// Takes out every claim whose time has run out.
     pub fn expire(&mut self, now: Moment) -> Vec<Entry<B>> {
-        if self.entries.iter().all(|entry| entry.expires > now) {
+        if !self.has_expired(now) {
             return Vec::new();
         }
         let (live, dead) = self.entries.drain(..).partition(|entry| entry.expires > now);
@@ -183,14 +190,15 @@ impl<B> Line<B> {
     ///
     /// Expired claims must have been taken out. `fence` and `bell` are called only for a claim
     /// that enters, `bell` with whether it holds at once and will never be rung.
-    pub fn claim(
+    pub fn claim<'a>(
         &mut self,
         now: Moment,
-        claim: &Claim,
+        claim: impl Into<ClaimRef<'a>>,
         bell: impl FnOnce(bool) -> B,
         fence: impl FnOnce() -> u64,
     ) -> Result<Standing, Refusal> {
-        if let Some(index) = self.index(&claim.key.token) {
+        let claim = claim.into();
+        if let Some(index) = self.index(&claim.token) {
             return Ok(self.refresh(now, index, claim.ttl, claim.patience));
         }
         if let Some(first) = self.entries.front()
@@ -208,9 +216,14 @@ impl<B> Line<B> {
             return Err(Refusal::Full);
         }
         let fence = fence();
-        let entry = Entry {
+        debug_assert!(self.entries.back().is_none_or(|last| last.fence < fence));
+        if self.entries.capacity() == 0 {
+            // Most lines never have a second claim, and a client may hold very many lines.
+            self.entries.reserve_exact(1);
+        }
+        self.entries.push_back(Entry {
             fence,
-            token: claim.key.token,
+            token: claim.token,
             mode: claim.mode,
             holder: claim.holder.clone(),
             note: claim.note.clone(),
@@ -218,13 +231,7 @@ impl<B> Line<B> {
             granted: holds.then_some(now),
             expires: now + if holds { claim.ttl } else { claim.patience },
             bell: bell(holds),
-        };
-        debug_assert!(self.entries.back().is_none_or(|last| last.fence < entry.fence));
-        if self.entries.capacity() == 0 {
-            // Most lines never have a second claim, and a client may hold very many lines.
-            self.entries.reserve_exact(1);
-        }
-        self.entries.push_back(entry);
+        });
         Ok(match holds {
             true => Standing::Held { fence, remaining: claim.ttl },
             false => self.standing(now, ahead),
@@ -244,14 +251,16 @@ impl<B> Line<B> {
     }
 
     /// Takes a claim out of the line.
-    pub fn release(&mut self, token: &Token) -> (Released, Option<Entry<B>>) {
-        match self.index(token).and_then(|index| self.entries.remove(index)) {
-            Some(entry) => (Released::Released, Some(entry)),
-            None => match self.held_by() {
-                Some(holder) => (Released::TakenBy(holder.clone()), None),
-                None => (Released::AlreadyExpired, None),
-            },
+    pub fn release(&mut self, token: &Token) -> Released {
+        match self.index(token) {
+            Some(_) if self.entries.len() == 1 => self.entries.clear(),
+            Some(index) => drop(self.entries.remove(index)),
+            None => {
+                let taken_by = |holder: &Holder| Released::TakenBy(holder.clone());
+                return self.held_by().map_or(Released::AlreadyExpired, taken_by);
+            }
         }
+        Released::Released
     }
 
     /// Changes a claim that holds. Its place, its number and its time stay as they are; who holds

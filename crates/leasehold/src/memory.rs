@@ -16,7 +16,8 @@ use tokio::sync::{Notify, broadcast};
 
 use crate::bell::Bell;
 use crate::claim::{
-    Amended, Amendment, Claim, ClaimKey, Holder, HolderId, Released, Renewal, Standing, Token,
+    Amended, Amendment, Claim, ClaimKey, ClaimRef, Holder, HolderId, Released, Renewal, Standing,
+    Token,
 };
 use crate::clock::{Clock, Glance, Moment, SystemClock, VirtualClock};
 use crate::engine::{
@@ -25,7 +26,7 @@ use crate::engine::{
 };
 use crate::error::{Error, Result};
 use crate::lane::Lane;
-use crate::line::{Entry, Line};
+use crate::line::{Entry, Line, Refusal};
 use crate::name::Name;
 
 /// Enough that the threads of one machine rarely meet on different names; 32 KiB a store.
@@ -222,12 +223,12 @@ impl Store {
     }
 
     /// Removes what has expired, tells of it, and rings those who hold now.
+    #[inline]
     fn refresh(&self, name: &Name, line: &mut Line<Ringer>, now: Moment) {
-        let expired = line.expire(now);
-        if expired.is_empty() {
+        if !line.has_expired(now) {
             return;
         }
-        for entry in &expired {
+        for entry in &line.expire(now) {
             if entry.granted.is_some() {
                 lock(&self.totals).expired += 1;
             }
@@ -257,8 +258,8 @@ impl Store {
         }
     }
 
-    fn claim(&self, claim: &Claim, now: Moment) -> Result<Standing> {
-        let hash = self.hash(&claim.key.name);
+    fn claim(&self, claim: ClaimRef<'_>, now: Moment) -> std::result::Result<Standing, Refusal> {
+        let hash = self.hash(claim.name);
         self.claim_in(&mut self.shard(hash), (hash, now), claim)
     }
 
@@ -282,7 +283,8 @@ impl Store {
         let mut standings = Vec::with_capacity(claims.len());
         for (claim, hash) in claims.iter().zip(&hashes) {
             if let Some(shard) = shards.get_mut(&shard_of(*hash)) {
-                standings.push(self.claim_in(shard, (*hash, now), claim)?);
+                let standing = self.claim_in(shard, (*hash, now), claim.into());
+                standings.push(standing.map_err(|refusal| refusal.into_error(claim))?);
             }
         }
         Ok(Some(standings))
@@ -292,27 +294,27 @@ impl Store {
         &self,
         shard: &mut Shard,
         (hash, now): (u64, Moment),
-        claim: &Claim,
-    ) -> Result<Standing> {
-        let name = &claim.key.name;
+        claim: ClaimRef<'_>,
+    ) -> std::result::Result<Standing, Refusal> {
+        let name = claim.name;
         let line = shard.lines.get_or_insert(&self.hasher, hash, name, now);
         self.refresh(name, line, now);
-        let known = self.is_watched() && line.get(&claim.key.token).is_some();
         let fence = || {
             shard.fence += 1;
             shard.fence
         };
         let bell = |holds: bool| (!holds).then(Arc::default);
+        if !self.is_watched() {
+            return line.claim(now, claim, bell, fence);
+        }
+        let known = line.get(&claim.token).is_some();
         let standing = line.claim(now, claim, bell, fence);
-        if self.is_watched()
-            && !known
-            && let Some(entry) = line.get(&claim.key.token)
-        {
+        if !known && let Some(entry) = line.get(&claim.token) {
             let held = entry.granted.is_some();
             let kind = if held { EventKind::Granted } else { EventKind::Queued };
             self.tell(kind, name, entry);
         }
-        standing.map_err(|refusal| refusal.into_error(claim))
+        standing
     }
 
     fn renew(&self, renewal: &Renewal) -> Standing {
@@ -335,11 +337,15 @@ impl Store {
             return Released::AlreadyExpired;
         };
         self.refresh(&key.name, line, now);
-        let (released, entry) = line.release(&key.token);
-        if let Some(entry) = entry {
+        if self.is_watched()
+            && let Some(entry) = line.get(&key.token)
+        {
             let held = entry.granted.is_some();
             let kind = if held { EventKind::Released } else { EventKind::Left };
-            self.tell(kind, &key.name, &entry);
+            self.tell(kind, &key.name, entry);
+        }
+        let released = line.release(&key.token);
+        if !line.is_empty() {
             self.settle(&key.name, line, now);
         }
         released
@@ -446,7 +452,7 @@ impl Drop for Watching {
 
 impl Lines {
     fn get_mut(&mut self, hash: u64, name: &Name) -> Option<&mut Line<Ringer>> {
-        self.table.find_mut(hash, |(other, _)| other == name).map(|(_, line)| line)
+        self.table.find_mut(hash, |(other, _)| other.is(name)).map(|(_, line)| line)
     }
 
     fn get_or_insert(
@@ -457,7 +463,7 @@ impl Lines {
         now: Moment,
     ) -> &mut Line<Ringer> {
         self.sweep(now);
-        let same = |(other, _): &(Name, Line<Ringer>)| other == name;
+        let same = |(other, _): &(Name, Line<Ringer>)| other.is(name);
         let rehash = |(other, _): &(Name, Line<Ringer>)| hasher.hash_one(other.as_str());
         let entry = self.table.entry(hash, same, rehash);
         let (_, line) = entry.or_insert_with(|| (name.clone(), Line::default())).into_mut();
@@ -496,10 +502,11 @@ impl Engine for Memory {
     }
 
     async fn claim(&self, claim: &Claim) -> Result<Standing> {
-        self.store.claim(claim, self.store.clock.now())
+        let standing = self.store.claim(claim.into(), self.store.clock.now());
+        standing.map_err(|refusal| refusal.into_error(claim))
     }
 
-    fn claim_now(&self, claim: &Claim, glance: Glance<'_>) -> Option<(u64, Duration)> {
+    fn claim_now(&self, claim: ClaimRef<'_>, glance: Glance<'_>) -> Option<(u64, Duration)> {
         match self.store.claim(claim, glance.on(&self.store.clock)) {
             Ok(Standing::Held { fence, remaining }) => Some((fence, remaining)),
             _ => None,

@@ -141,7 +141,7 @@ async fn at_once(requests: &[Request], deadline: Option<Moment>) -> Result<Optio
     let mut claims = Vec::with_capacity(requests.len());
     let mut stays = Vec::with_capacity(requests.len());
     for request in requests {
-        let (claim, terms) = request.checked(false)?;
+        let (claim, terms) = request.claim(false)?;
         stays.push(Stay::begin(client, &claim, terms, begun)?);
         claims.push(claim);
     }

@@ -43,6 +43,11 @@ impl Name {
         Ok(Self(Arc::from(text)))
     }
 
+    /// Whether the two are equal, the quicker if one is a clone of the other.
+    pub(crate) fn is(&self, other: &Name) -> bool {
+        Arc::ptr_eq(&self.0, &other.0) || self == other
+    }
+
     /// The name as text.
     pub fn as_str(&self) -> &str {
         &self.0

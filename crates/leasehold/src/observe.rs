@@ -13,6 +13,7 @@ use crate::engine::Counts;
 use crate::error::{Error, LostCause};
 use crate::lane::{LANES, Lane, lane};
 use crate::name::Name;
+use crate::registry::Turnover;
 
 /// Receives measurements. Called on the path of the measured thing: be quick, do not block.
 pub trait Observer: fmt::Debug + Send + Sync + 'static {
@@ -184,11 +185,14 @@ impl Counters {
         self.lanes.iter().map(|lane| which(&lane.0).load(Ordering::Relaxed)).sum()
     }
 
-    pub(crate) fn stats(&self) -> Stats {
+    /// The sums, together with what came and went elsewhere.
+    pub(crate) fn stats(&self, turnover: impl FnOnce() -> Turnover) -> Stats {
         // The ends are read before the beginnings, so that nothing falls below zero.
         let (released, lost) = (self.sum(|of| &of.released), self.sum(|of| &of.lost));
         let (detached, wait_ended) = (self.sum(|of| &of.detached), self.sum(|of| &of.wait_ended));
+        let turnover = turnover();
         let (acquired, adopted) = (self.sum(|of| &of.acquired), self.sum(|of| &of.adopted));
+        let (acquired, released) = (acquired + turnover.acquired, released + turnover.released);
         Stats {
             acquired,
             released,
@@ -202,8 +206,7 @@ impl Counters {
 
     /// What was counted since `told`, for the store. Expiries are not in it: the store sees those
     /// itself, also of holders that died.
-    pub(crate) fn untold(&self, told: &Counts) -> Counts {
-        let now = self.stats();
+    pub(crate) fn untold(now: &Stats, told: &Counts) -> Counts {
         Counts {
             acquired: now.acquired - told.acquired,
             released: now.released - told.released,

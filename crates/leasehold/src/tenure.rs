@@ -34,12 +34,19 @@ pub enum LeaseState {
 }
 
 /// What a tenure may do that its claim does not say.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(crate) struct Terms {
     pub(crate) ttl: Ttl,
     pub(crate) renew: bool,
     /// Which part of the ttl passes before the first renewal, in percent.
     pub(crate) renew_at_percent: u32,
+    /// Few set any, and every lease carries its terms.
+    pub(crate) bounds: Option<Box<Bounds>>,
+}
+
+/// How long a lease lasts beside its ttl.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Bounds {
     pub(crate) hold_at_most: Option<Duration>,
     pub(crate) hold_at_least: Option<Duration>,
     /// How much longer the store keeps a lease than its owner may use it.
@@ -49,18 +56,40 @@ pub(crate) struct Terms {
 impl Terms {
     /// How long the store is asked to keep the lease without another word.
     pub(crate) fn kept(&self) -> Duration {
-        self.ttl.get() + self.delay
+        self.ttl.get() + self.delay()
+    }
+
+    /// How much longer the store keeps the lease than its owner may use it.
+    pub(crate) fn delay(&self) -> Duration {
+        self.bounds.as_ref().map_or(Duration::ZERO, |bounds| bounds.delay)
+    }
+
+    fn hold_at_most(&self) -> Option<Duration> {
+        self.bounds.as_ref()?.hold_at_most
     }
 
     /// How long its owner may use what the store keeps for `remaining`.
     fn safe(&self, remaining: Duration) -> Duration {
-        let own = remaining.saturating_sub(self.delay);
+        let own = remaining.saturating_sub(self.delay());
         own.saturating_sub(margin(own))
+    }
+
+    /// When the first renewal is due of what may be used for `safe` from `sent` on.
+    fn due(&self, sent: Moment, safe: Duration) -> Moment {
+        match self.renew {
+            true => sent + part(safe, self.renew_at_percent),
+            false => Moment::NEVER,
+        }
+    }
+
+    /// When a lease that holds since `since` ends, whatever its owner does.
+    fn latest_end(&self, since: Moment) -> Moment {
+        self.hold_at_most().map_or(Moment::NEVER, |span| since + span)
     }
 
     /// Whether the lease lasts until its owner gives it back.
     pub(crate) fn lasts(&self) -> bool {
-        self.renew && self.hold_at_most.is_none()
+        self.renew && self.hold_at_most().is_none()
     }
 }
 
@@ -69,7 +98,7 @@ pub(crate) enum Phase {
     Asking,
     Waiting,
     Held,
-    Lost(LostCause),
+    Lost(Box<LostCause>),
     Done,
 }
 
@@ -124,35 +153,53 @@ pub(crate) enum Duty {
 
 impl Tenure {
     pub(crate) fn new(key: ClaimKey, terms: Terms, now: Moment) -> Self {
-        Self::of(key, Life::new(terms, now))
+        Self {
+            key,
+            bell: Notify::new(),
+            changed: Notify::new(),
+            life: Mutex::new(Life::new(terms, now)),
+            slot: AtomicUsize::new(usize::MAX),
+            usage: Usage::here(),
+        }
     }
 
     /// A tenure that holds from the start, by an answer to a request sent at `sent`; and when the
     /// keeper has to look at it first.
+    #[inline(always)]
     pub(crate) fn held(
         key: ClaimKey,
         terms: Terms,
         fence: u64,
         (sent, remaining): (Moment, Duration),
     ) -> (Arc<Self>, Moment) {
-        let mut life = Life::new(terms, sent);
-        life.phase = Phase::Held;
-        life.fence = fence;
-        life.keep(sent, remaining);
-        let due = life.next_event();
-        (Arc::new(Self::of(key, life)), due)
-    }
-
-    #[inline(always)]
-    fn of(key: ClaimKey, life: Life) -> Self {
-        Self {
+        let safe = terms.safe(remaining);
+        let (deadline, due) = (sent + safe, terms.due(sent, safe));
+        let next = due.min(deadline).min(terms.latest_end(sent));
+        // In one piece: whatever is moved here is moved for each lock.
+        let tenure = Arc::new(Self {
             key,
             bell: Notify::new(),
             changed: Notify::new(),
-            life: Mutex::new(life),
+            life: Mutex::new(Life {
+                phase: Phase::Held,
+                terms,
+                fence,
+                since: sent,
+                deadline,
+                due,
+                beat: sent,
+                provisional: false,
+                failures: 0,
+                unreachable: false,
+                in_flight: false,
+                landing: None,
+                answers: 0,
+                entries: 1,
+            }),
             slot: AtomicUsize::new(usize::MAX),
             usage: Usage::here(),
-        }
+        });
+        (tenure, next)
     }
 
     pub(crate) fn life(&self) -> MutexGuard<'_, Life> {
@@ -178,7 +225,7 @@ impl Tenure {
         let mut life = self.life();
         let patience = life.terms.ttl.patience();
         let deadline = life.beat + (patience - margin(patience));
-        let whole = life.terms.renew && life.terms.delay.is_zero();
+        let whole = life.terms.renew && life.terms.delay().is_zero();
         if life.phase != Phase::Waiting || !whole || now >= deadline {
             return None;
         }
@@ -231,7 +278,7 @@ impl Tenure {
     pub(crate) fn lost(&self, now: Moment) -> Option<LostCause> {
         let life = self.life();
         match &life.phase {
-            Phase::Lost(cause) => Some(cause.clone()),
+            Phase::Lost(cause) => Some((**cause).clone()),
             Phase::Held if now >= life.deadline => Some(life.cause_of_expiry()),
             Phase::Done => Some(LostCause::Closed),
             _ => None,
@@ -253,6 +300,7 @@ impl Tenure {
 
     /// Takes one of its leases away. Returns how it was before if that was the last one; then
     /// nobody is left who could await anything of it.
+    #[inline(always)]
     pub(crate) fn leave(&self) -> Option<Ended> {
         let mut life = self.life();
         life.entries = life.entries.saturating_sub(1);
@@ -275,7 +323,7 @@ impl Tenure {
         life.land();
         let held = life.phase == Phase::Held;
         if held {
-            life.phase = Phase::Lost(cause);
+            life.phase = Phase::Lost(Box::new(cause));
         }
         drop(life);
         self.changed.notify_waiters();
@@ -290,7 +338,7 @@ impl Tenure {
             Phase::Held if now >= life.end() => {
                 let cause =
                     if now >= life.deadline { life.cause_of_expiry() } else { LostCause::MaxHold };
-                life.phase = Phase::Lost(cause.clone());
+                life.phase = Phase::Lost(Box::new(cause.clone()));
                 drop(life);
                 self.changed.notify_waiters();
                 Duty::Lost(cause)
@@ -365,7 +413,7 @@ impl Tenure {
                     _ if sent >= life.deadline => LostCause::Expired,
                     _ => LostCause::Removed,
                 };
-                life.phase = Phase::Lost(cause.clone());
+                life.phase = Phase::Lost(Box::new(cause.clone()));
                 Answered::Lost(cause)
             }
             (Phase::Waiting, Standing::Queued { .. }) => {
@@ -420,9 +468,15 @@ pub(crate) struct Ended {
 }
 
 impl Ended {
+    /// Whether something of the claim can be left in the store. What is lost, the store has
+    /// dropped, or the keeper took out when it found the loss.
+    pub(crate) fn may_be_left(&self) -> bool {
+        !matches!(self.phase, Phase::Lost(_) | Phase::Done)
+    }
+
     /// Whether the claim stays in the store for a while although nobody works under it.
     pub(crate) fn is_kept(&self) -> bool {
-        self.phase == Phase::Held && self.keep_until.is_some()
+        self.keep_until.is_some() && matches!(self.phase, Phase::Held)
     }
 }
 
@@ -440,7 +494,6 @@ fn part(span: Duration, percent: u32) -> Duration {
 }
 
 impl Life {
-    #[inline(always)]
     fn new(terms: Terms, now: Moment) -> Self {
         Self {
             phase: Phase::Asking,
@@ -469,11 +522,7 @@ impl Life {
         self.unreachable = false;
         self.provisional = false;
         self.deadline = sent + safe;
-        self.due = if self.terms.renew {
-            sent + part(safe, self.terms.renew_at_percent)
-        } else {
-            Moment::NEVER
-        };
+        self.due = self.terms.due(sent, safe);
     }
 
     fn land(&mut self) {
@@ -499,25 +548,25 @@ impl Life {
         renewal.min(self.end())
     }
 
+    #[inline]
     fn ended(&self, phase: Phase) -> Ended {
+        let bounds = self.terms.bounds.as_ref();
         Ended {
             phase,
             since: self.since,
             ttl: self.terms.kept(),
-            keep_until: self.terms.hold_at_least.map(|span| self.since + span),
+            keep_until: bounds
+                .and_then(|bounds| bounds.hold_at_least)
+                .map(|span| self.since + span),
         }
     }
 
     /// When the lease ends if nothing more is heard.
     fn end(&self) -> Moment {
         match self.phase {
-            Phase::Held => self.deadline.min(self.latest_end()),
+            Phase::Held => self.deadline.min(self.terms.latest_end(self.since)),
             _ => Moment::NEVER,
         }
-    }
-
-    fn latest_end(&self) -> Moment {
-        self.terms.hold_at_most.map_or(Moment::NEVER, |span| self.since + span)
     }
 
     fn cause_of_expiry(&self) -> LostCause {

@@ -145,10 +145,8 @@ impl Reference {
     fn release(&mut self, key: &ClaimKey) -> Released {
         let now = self.clock.now();
         let line = self.line(&key.name);
-        let (released, entry) = line.release(&key.token);
-        if entry.is_some() {
-            line.settle(now);
-        }
+        let released = line.release(&key.token);
+        line.settle(now);
         released
     }
 

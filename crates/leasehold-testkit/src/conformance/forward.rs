@@ -9,7 +9,7 @@ use async_trait::async_trait;
 use futures_util::stream::BoxStream;
 use leasehold::Result;
 use leasehold::claim::{
-    Amended, Amendment, Claim, ClaimKey, Holder, HolderId, Released, Renewal, Standing,
+    Amended, Amendment, Claim, ClaimKey, ClaimRef, Holder, HolderId, Released, Renewal, Standing,
 };
 use leasehold::clock::Glance;
 use leasehold::engine::{
@@ -30,7 +30,7 @@ impl Engine for Forward {
         self.0.claim(claim).await
     }
 
-    fn claim_now(&self, claim: &Claim, glance: Glance<'_>) -> Option<(u64, Duration)> {
+    fn claim_now(&self, claim: ClaimRef<'_>, glance: Glance<'_>) -> Option<(u64, Duration)> {
         self.0.claim_now(claim, glance)
     }
 

@@ -12,7 +12,7 @@ use backon::{BackoffBuilder, ExponentialBuilder};
 use futures_util::stream::BoxStream;
 
 use crate::claim::{
-    Amended, Amendment, Claim, ClaimKey, Holder, HolderId, Released, Renewal, Standing,
+    Amended, Amendment, Claim, ClaimKey, ClaimRef, Holder, HolderId, Released, Renewal, Standing,
 };
 use crate::clock::Glance;
 use crate::engine::{
@@ -99,7 +99,7 @@ impl Engine for Retry {
         self.again(|| self.engine.claim(claim)).await
     }
 
-    fn claim_now(&self, claim: &Claim, glance: Glance<'_>) -> Option<(u64, Duration)> {
+    fn claim_now(&self, claim: ClaimRef<'_>, glance: Glance<'_>) -> Option<(u64, Duration)> {
         self.engine.claim_now(claim, glance)
     }
 

@@ -112,12 +112,14 @@ impl<'c> Verb<'c> {
 
     pub(super) fn release(&mut self, key: &ClaimKey) -> Result<Released, Failure> {
         let mut line = self.load(&key.name)?;
-        let (released, entry) = line.release(&key.token);
-        if let Some(entry) = entry {
+        if let Some(entry) = line.get(&key.token) {
             store::delete(self.db, &key.name, entry.fence)?;
             let held = entry.granted.is_some();
             let kind = if held { EventKind::Released } else { EventKind::Left };
-            self.record(kind, &key.name, &entry)?;
+            self.record(kind, &key.name, entry)?;
+        }
+        let released = line.release(&key.token);
+        if released == Released::Released {
             self.settle(&key.name, &mut line)?;
         }
         Ok(released)
