@@ -43,6 +43,11 @@ const REQUIREMENTS: &[Requirement] = &[
     },
     Requirement { package: "libnetty-java", needs: Needs::File("/usr/share/java/netty-codec.jar") },
     Requirement { package: "default-jre-headless", needs: Needs::Program("java") },
+    Requirement { package: "default-jdk-headless", needs: Needs::Program("javac") },
+    Requirement {
+        package: "libcurator-recipes-java",
+        needs: Needs::File("/usr/share/java/curator-recipes.jar"),
+    },
     Requirement { package: "postgresql", needs: Needs::Program("initdb") },
     Requirement { package: "postgresql", needs: Needs::Program("postgres") },
     Requirement { package: "postgresql-client", needs: Needs::Program("psql") },

@@ -27,7 +27,6 @@ The kinds, and where each keeps the lock of NAME:
     psycopg-advisory   a session's advisory lock on the key that django-pglock makes of NAME; it lasts
                        as long as the connection, without ttl
     kazoo              below the ZooKeeper node /NAME; it lasts as long as the session, without ttl
-    curator            likewise: the rule of Curator's InterProcessMutex, on kazoo's connection
 
 No lock is renewed: it ends with its ttl, as it does for who holds one for too long.
 """
@@ -285,51 +284,6 @@ class Kazoo:
         return True
 
 
-class Curator(Kazoo):
-    """The nodes, the order and the waiting of Curator's `InterProcessMutex`, without its Java."""
-
-    @staticmethod
-    def number(node):
-        """What Curator sorts by: all behind the last `lock-`, or the whole name without one."""
-        at = node.rfind("lock-")
-        return node if at < 0 else node[at + len("lock-") :]
-
-    def take(self, name, blocking=True, timeout=None):
-        import threading
-        import uuid
-
-        path = "/" + name
-        self.client.ensure_path(path)
-        stem = f"{path}/_c_{uuid.uuid4()}-lock-"
-        own = self.client.create(stem, b"127.0.0.1", ephemeral=True, sequence=True)
-        until = time.monotonic() + ((timeout or 0) if blocking else 0)
-        while True:
-            nodes = sorted(self.client.get_children(path), key=self.number)
-            index = nodes.index(own.rsplit("/", 1)[1])
-            if index < 1:
-                self.locks[name] = own
-                return True
-            changed = threading.Event()
-            try:
-                before = f"{path}/{nodes[index - 1]}"
-                self.client.get(before, watch=lambda _event: changed.set())
-            except self.errors.NoNodeError:
-                continue
-            if not changed.wait(max(0, until - time.monotonic())):
-                self.client.delete(own)
-                return False
-
-    def release(self, name):
-        own = self.locks.pop(name, None)
-        if own is None:
-            return False
-        try:
-            self.client.delete(own)
-        except self.errors.NoNodeError:
-            return False
-        return True
-
-
 KINDS = {
     "redis-py": RedisPy,
     "redis-py-asyncio": RedisPyAsyncio,
@@ -338,7 +292,6 @@ KINDS = {
     "asyncpg": Asyncpg,
     "psycopg-advisory": PsycopgAdvisory,
     "kazoo": Kazoo,
-    "curator": Curator,
 }
 
 

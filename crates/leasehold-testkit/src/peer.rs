@@ -45,8 +45,8 @@ pub enum PeerKind {
     PsycopgAdvisory,
     /// `Lock` of kazoo on ZooKeeper. It has no ttl, and cannot be extended.
     Kazoo,
-    /// What Curator's `InterProcessMutex` does on ZooKeeper, in Python: its nodes, its order and
-    /// whom it watches. As kazoo, without a ttl.
+    /// `InterProcessMutex` of Curator on ZooKeeper. As kazoo's, without a ttl; and a peer that has
+    /// it gets it again.
     Curator,
 }
 
@@ -96,6 +96,9 @@ impl PeerKind {
     }
 
     fn command(self) -> Result<Command> {
+        if self == PeerKind::Curator {
+            return java(self.word());
+        }
         let (drivers, packages) = (folder("interop"), folder("../../target/interop"));
         if !fs::read_to_string(packages.join("stamp")).is_ok_and(|stamp| stamp == PINS) {
             return Err(Error::MissingPackages { folder: packages });
@@ -116,6 +119,25 @@ impl fmt::Display for PeerKind {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(self.word())
     }
+}
+
+/// A driver with the packages that Debian has; Java compiles it as it starts.
+fn java(word: &str) -> Result<Command> {
+    const CURATOR: &str = "libcurator-recipes-java";
+    programs::find("javac", "default-jdk-headless")?;
+    let jars = [
+        programs::require("/usr/share/java/curator-recipes.jar", CURATOR)?,
+        programs::require("/usr/share/java/curator-framework.jar", CURATOR)?,
+        programs::require("/usr/share/java/curator-client.jar", CURATOR)?,
+        programs::require("/usr/share/java/guava.jar", CURATOR)?,
+        programs::require("/usr/share/java/zookeeper.jar", "zookeeper")?,
+        programs::require("/usr/share/java/slf4j-simple.jar", "libslf4j-java")?,
+    ];
+    let mut command = Command::new(programs::find("java", "default-jre-headless")?);
+    command.args(["-Xms32m", "-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]);
+    command.args(["-XX:-UsePerfData", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"]);
+    command.arg("-cp").arg(jars.join(":")).arg(folder("interop").join("Peer.java")).arg(word);
+    Ok(command)
 }
 
 fn folder(beside: &str) -> PathBuf {

@@ -142,20 +142,23 @@ async fn redlock_needs_a_majority_of_its_servers() {
 }
 
 #[tokio::test]
-async fn kazoo_excludes_its_like_and_ends_with_its_session() {
+async fn peers_on_zookeeper_exclude_their_like_and_end_with_their_session() {
     let server = Zookeeper::new().start().await.unwrap();
-    let mut one = peer(PeerKind::Kazoo, &server).await;
-    let mut two = peer(PeerKind::Kazoo, &server).await;
-    assert!(one.try_lock(NAME, TTL).await.unwrap());
-    assert!(!two.try_lock(NAME, TTL).await.unwrap());
-    assert!(!two.lock(NAME, TTL, Duration::from_millis(100)).await.unwrap());
-    assert!(one.release(NAME).await.unwrap());
-    assert!(!one.release(NAME).await.unwrap());
-    assert!(two.try_lock(NAME, TTL).await.unwrap());
-    let refused = two.extend(NAME, TTL).await.unwrap_err().to_string();
-    assert!(refused.contains("as long as the session"), "{refused}");
-    two.kill().unwrap();
-    assert!(one.lock(NAME, TTL, TTL / 2).await.unwrap());
+    for kind in [PeerKind::Kazoo, PeerKind::Curator] {
+        let mut one = peer(kind, &server).await;
+        let mut two = peer(kind, &server).await;
+        assert!(one.try_lock(NAME, TTL).await.unwrap(), "{kind}");
+        assert!(!two.try_lock(NAME, TTL).await.unwrap(), "{kind}");
+        assert!(!two.lock(NAME, TTL, Duration::from_millis(100)).await.unwrap(), "{kind}");
+        assert!(one.release(NAME).await.unwrap(), "{kind}");
+        assert!(!one.release(NAME).await.unwrap(), "{kind}");
+        assert!(two.try_lock(NAME, TTL).await.unwrap(), "{kind}");
+        let refused = two.extend(NAME, TTL).await.unwrap_err().to_string();
+        assert!(refused.contains("as long as the session"), "{refused}");
+        two.kill().unwrap();
+        assert!(one.lock(NAME, TTL, TTL / 2).await.unwrap(), "{kind}");
+        assert!(one.release(NAME).await.unwrap(), "{kind}");
+    }
 }
 
 #[tokio::test]

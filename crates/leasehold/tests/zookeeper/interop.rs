@@ -1,4 +1,4 @@
-//! kazoo's `Lock` and the rule of Curator's `InterProcessMutex`: each excludes us and we it, in
+//! kazoo's `Lock` and Curator's `InterProcessMutex`, the real ones: each excludes us and we it, in
 //! both directions, in the dialects that say so.
 
 use std::time::Duration;
