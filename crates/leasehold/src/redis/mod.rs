@@ -149,12 +149,9 @@ impl Inner {
         })
     }
 
-    /// A call of a script that changes a line, so far as all of them are alike.
+    /// A call of a script that changes a line and gives out no fence, so far as all are alike.
     fn call(&self, script: &'static Script, keys: &Keys, room: usize) -> Call {
-        let lock = keys.lock();
-        Call::new(script, keys, room)
-            .text(&self.layout.events)
-            .shown(format_args!("{}\n{lock}", lock.len()))
+        Call::without_fence(script, keys, room).text(&self.layout.events)
     }
 
     fn note_expired(&self, count: u64) {
@@ -181,8 +178,8 @@ impl Inner {
         let (capacity, patience) = (mode.capacity(), millis(claim.patience));
         let join = if claim.join { " join" } else { "" };
         let id = hex(&holder.id().0.to_be_bytes());
-        let call = self
-            .call(&scripts::CLAIM, &keys, note.len() + CLAIM_BYTES)
+        let call = Call::new(&scripts::CLAIM, &keys, note.len() + CLAIM_BYTES)
+            .text(&self.layout.events)
             .text(hex(claim.key.token.as_bytes()))
             .shown(millis(claim.ttl))
             .shown(millis(claim.ttl) + GRACE_MS)
@@ -232,12 +229,11 @@ impl Inner {
         let room = claims.iter().map(|claim| claim.note.as_str().len() + CLAIM_BYTES).sum();
         let call = Call::of_many(&scripts::CLAIM_ALL, &keys, room);
         let mut call = call.text(&self.layout.events);
-        for (claim, keys) in claims.iter().zip(&keys) {
-            let (holder, note, lock) = (&claim.holder, claim.note.as_str(), keys.lock());
+        for claim in claims {
+            let (holder, note) = (&claim.holder, claim.note.as_str());
             let (units, label) = (claim.mode.units(), holder.label());
             let id = hex(&holder.id().0.to_be_bytes());
             call = call
-                .shown(format_args!("{}\n{lock}", lock.len()))
                 .text(hex(claim.key.token.as_bytes()))
                 .shown(millis(claim.ttl))
                 .shown(millis(claim.ttl) + GRACE_MS)
