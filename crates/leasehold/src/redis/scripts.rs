@@ -24,6 +24,7 @@ const KEYS_BYTES: usize = 384;
 
 const LINE: &str = include_str!("scripts/line.lua");
 const QUORUM_TIME: &str = include_str!("scripts/quorum/time.lua");
+const QUORUM_DRAW: &str = include_str!("scripts/quorum/draw.lua");
 const QUORUM_LINE: &str = include_str!("scripts/quorum/line.lua");
 
 pub(super) static CLAIM: LazyLock<Script> =
@@ -80,7 +81,8 @@ impl Script {
 
     /// A script of a node of a quorum.
     fn of_quorum(flags: &str, text: &str) -> Self {
-        let text = text.replace("-- @time\n", QUORUM_TIME).replace("-- @line\n", QUORUM_LINE);
+        let text = text.replace("-- @time\n", QUORUM_TIME).replace("-- @draw\n", QUORUM_DRAW);
+        let text = text.replace("-- @line\n", QUORUM_LINE);
         Self::complete(format!("{flags}{text}"))
     }
 
