@@ -50,6 +50,7 @@ impl Observer for Meter {
             }
             Measure::ClockStep { server, by } => eprintln!("clock of {server} set {by}"),
             Measure::ClockFrozen { server, .. } => eprintln!("clock of {server} stands still"),
+            Measure::MayEvict { server, policy } => eprintln!("{server} evicts: {policy}"),
             // Renewals, and whatever a later version measures.
             _ => {}
         }

@@ -5,7 +5,6 @@
 //! servers, which do decide there, is in `remote`.
 
 pub mod remote;
-pub mod watch;
 
 use std::fmt;
 use std::future::Future;

@@ -19,7 +19,7 @@ use crate::clock::remote::ClockTrouble;
 use crate::error::{Config, Error, Kind, Result};
 use crate::name::Name;
 
-pub use crate::clock::watch::ClockNews;
+pub use crate::concern::{Concern, Trouble};
 pub use crate::notice::{Kept, Notice, Wait};
 
 /// A store's implementation of lines.
@@ -75,10 +75,12 @@ pub trait Engine: fmt::Debug + Send + Sync + 'static {
     /// the kind is ever noticed it never ends. Dropping the future loses none of them.
     async fn losses(&self) -> Vec<ClaimKey>;
 
-    /// Ends when the clock by which the store ends claims was found to be set or to stand still.
-    /// It is read from answers that are given anyway, those to renewals above all. Where claims do
-    /// not end by a clock that can be set it never ends. Dropping the future loses nothing.
-    async fn clock_news(&self) -> Vec<ClockNews>;
+    /// Ends when something was found about a server that the store's promises rest on: that the
+    /// clock by which it ends claims was set or stands still, or that it may evict claims now.
+    /// Clocks are read from answers that are given anyway, those to renewals above all; settings
+    /// are looked at now and then, by whoever awaits this. Where there is nothing of the kind to
+    /// be found it never ends. Dropping the future loses nothing.
+    async fn concerns(&self) -> Vec<Concern>;
 
     /// Reads lines in name order, a page at a time.
     async fn inspect(&self, query: &Query) -> Result<Page>;
@@ -517,19 +519,24 @@ pub struct Finding {
 }
 
 impl Finding {
-    /// What a client found about a clock while it used the store.
-    pub fn of_clock(news: &ClockNews) -> Self {
-        let ClockNews { server, trouble } = news;
-        let advice = match trouble {
-            ClockTrouble::Step { .. } => {
-                "two may hold after a step ahead: let NTP slew it, and check fences"
+    /// What a client found about a server while it used the store.
+    pub fn of_concern(concern: &Concern) -> Self {
+        let Concern { server, trouble } = concern;
+        let (subject, advice) = match trouble {
+            Trouble::Clock(ClockTrouble::Step { .. }) => {
+                ("clock", "two may hold after a step ahead: let NTP slew it, and check fences")
             }
-            ClockTrouble::Frozen { .. } => "locks of whoever died never expire: see to its clock",
+            Trouble::Clock(ClockTrouble::Frozen { .. }) => {
+                ("clock", "locks of whoever died never expire: see to its clock")
+            }
+            Trouble::Eviction { .. } => {
+                ("eviction", "locks that are held may be evicted: set `noeviction` again")
+            }
         };
         Self {
             level: Level::Bad,
-            subject: "clock",
-            found: format!("{server}: its clock {trouble} while this client looked"),
+            subject,
+            found: format!("{server}: {trouble} while this client looked"),
             advice: advice.into(),
         }
     }

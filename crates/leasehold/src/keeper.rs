@@ -16,7 +16,7 @@ use tokio::sync::{Notify, oneshot};
 use crate::claim::{ClaimKey, HolderId, Released, Renewal, Standing, Token};
 use crate::clock::remote::ClockTrouble;
 use crate::clock::{Clock, Moment};
-use crate::engine::{ClockNews, Counts, Engine, Wait};
+use crate::engine::{Concern, Counts, Engine, Trouble, Wait};
 use crate::error::{Error, LostCause, Result};
 use crate::layer::retry::{Retry, RetryPolicy};
 use crate::notices::Notices;
@@ -455,7 +455,7 @@ impl Keeper {
                 Some(done) = notices.next() => self.finish_exchange(done),
                 () = self.wake.notified() => {}
                 lost = self.direct.losses() => self.look_at(&lost),
-                news = self.direct.clock_news() => self.report_clocks(&news),
+                found = self.direct.concerns() => self.report_concerns(&found),
                 () = self.clock.alarm(next), if next != Moment::NEVER => {}
             }
         }
@@ -472,13 +472,18 @@ impl Keeper {
         });
     }
 
-    /// Tells whoever observes what the engine found about the store's clocks, and has logged.
-    fn report_clocks(&self, news: &[ClockNews]) {
-        for ClockNews { server, trouble } in news {
-            match *trouble {
-                ClockTrouble::Step { by } => self.observe(Measure::ClockStep { server, by }),
-                ClockTrouble::Frozen { stood } => {
-                    self.observe(Measure::ClockFrozen { server, stood });
+    /// Tells whoever observes what the engine found about the store's servers, and has logged.
+    fn report_concerns(&self, concerns: &[Concern]) {
+        for Concern { server, trouble } in concerns {
+            match trouble {
+                Trouble::Clock(ClockTrouble::Step { by }) => {
+                    self.observe(Measure::ClockStep { server, by: *by });
+                }
+                Trouble::Clock(ClockTrouble::Frozen { stood }) => {
+                    self.observe(Measure::ClockFrozen { server, stood: *stood });
+                }
+                Trouble::Eviction { policy } => {
+                    self.observe(Measure::MayEvict { server, policy });
                 }
             }
         }

@@ -43,6 +43,7 @@ pub mod blocking;
 pub mod claim;
 mod client;
 pub mod clock;
+pub mod concern;
 pub mod deadlock;
 mod election;
 pub mod engine;

@@ -21,8 +21,8 @@ use crate::claim::{
 };
 use crate::clock::{Clock, Glance, Moment, SystemClock, VirtualClock};
 use crate::engine::{
-    Bump, Bumped, Capabilities, ClockNews, Counts, Engine, Event, EventKind, Eviction, Finding,
-    Info, Level, LineView, Notice, Page, Query, Resize, Resized, Select, Totals, Wait, Wake,
+    Bump, Bumped, Capabilities, Concern, Counts, Engine, Event, EventKind, Eviction, Finding, Info,
+    Level, LineView, Notice, Page, Query, Resize, Resized, Select, Totals, Wait, Wake,
 };
 use crate::error::{Error, Result};
 use crate::lane::Lane;
@@ -552,7 +552,7 @@ impl Engine for Memory {
         std::future::pending().await
     }
 
-    async fn clock_news(&self) -> Vec<ClockNews> {
+    async fn concerns(&self) -> Vec<Concern> {
         // Claims end by the clock of their clients.
         std::future::pending().await
     }

@@ -100,6 +100,14 @@ pub enum Measure<'a> {
         /// For how long already, at least.
         stood: Duration,
     },
+    /// A server's settings were changed while this client was connected, so that it may evict
+    /// locks that are held. It would have been refused at the start. Told once, until it may not.
+    MayEvict {
+        /// Which server.
+        server: &'a str,
+        /// Its eviction policy, in its own words.
+        policy: &'a str,
+    },
 }
 
 /// What this client did since it connected, and has now.

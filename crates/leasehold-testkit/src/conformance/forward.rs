@@ -13,7 +13,7 @@ use leasehold::claim::{
 };
 use leasehold::clock::Glance;
 use leasehold::engine::{
-    Bump, Bumped, ClockNews, Counts, Engine, Event, Eviction, Finding, Info, Notice, Page, Query,
+    Bump, Bumped, Concern, Counts, Engine, Event, Eviction, Finding, Info, Notice, Page, Query,
     Resize, Resized, Totals, Wait, Wake,
 };
 
@@ -66,8 +66,8 @@ impl Engine for Forward {
         self.0.losses().await
     }
 
-    async fn clock_news(&self) -> Vec<ClockNews> {
-        self.0.clock_news().await
+    async fn concerns(&self) -> Vec<Concern> {
+        self.0.concerns().await
     }
 
     async fn inspect(&self, query: &Query) -> Result<Page> {

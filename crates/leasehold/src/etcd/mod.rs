@@ -40,7 +40,7 @@ use crate::claim::{
     Amended, Amendment, Claim, ClaimKey, Holder, HolderId, Released, Renewal, Standing,
 };
 use crate::engine::{
-    Bump, Bumped, Capabilities, ClockNews, Counts, Engine, Event, Eviction, Finding, Info, Notice,
+    Bump, Bumped, Capabilities, Concern, Counts, Engine, Event, Eviction, Finding, Info, Notice,
     Page, Query, Resize, Resized, Totals, Wait, Wake,
 };
 use crate::error::Result;
@@ -177,7 +177,7 @@ impl Engine for Etcd {
         std::future::pending().await
     }
 
-    async fn clock_news(&self) -> Vec<ClockNews> {
+    async fn concerns(&self) -> Vec<Concern> {
         // Leases end by the leader's monotonic clock, which nobody sets.
         std::future::pending().await
     }

@@ -14,7 +14,7 @@ use crate::claim::{
     Amended, Amendment, Claim, ClaimKey, Holder, HolderId, Released, Renewal, Standing,
 };
 use crate::engine::{
-    Bump, Bumped, ClockNews, Counts, Engine, Event, Eviction, Finding, Info, Notice, Page, Query,
+    Bump, Bumped, Concern, Counts, Engine, Event, Eviction, Finding, Info, Notice, Page, Query,
     Resize, Resized, Totals, Wait, Wake,
 };
 use crate::error::{Error, Result};
@@ -227,8 +227,8 @@ impl Engine for Troubled {
         self.engine.losses().await
     }
 
-    async fn clock_news(&self) -> Vec<ClockNews> {
-        self.engine.clock_news().await
+    async fn concerns(&self) -> Vec<Concern> {
+        self.engine.concerns().await
     }
 
     async fn inspect(&self, query: &Query) -> Result<Page> {

@@ -16,7 +16,7 @@ use crate::claim::{
 };
 use crate::clock::Glance;
 use crate::engine::{
-    Bump, Bumped, ClockNews, Counts, Engine, Event, Eviction, Finding, Info, Notice, Page, Query,
+    Bump, Bumped, Concern, Counts, Engine, Event, Eviction, Finding, Info, Notice, Page, Query,
     Resize, Resized, Totals, Wait, Wake,
 };
 use crate::error::Result;
@@ -135,8 +135,8 @@ impl Engine for Retry {
         self.engine.losses().await
     }
 
-    async fn clock_news(&self) -> Vec<ClockNews> {
-        self.engine.clock_news().await
+    async fn concerns(&self) -> Vec<Concern> {
+        self.engine.concerns().await
     }
 
     async fn inspect(&self, query: &Query) -> Result<Page> {

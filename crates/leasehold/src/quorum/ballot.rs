@@ -275,7 +275,7 @@ impl Ballot {
     /// What each node has to say, for the error if this ends without a lease.
     pub fn causes(&self) -> Vec<Cause> {
         let cause = |place: &Place| match &place.state {
-            State::Unasked => Cause::Silent,
+            State::Unasked => Cause::NotAwaited,
             State::Holds { .. } => Cause::Granted,
             State::Waits { .. } => Cause::Waiting,
             State::Out { by } => Cause::Taken { by: by.clone() },

@@ -19,6 +19,8 @@ pub enum Cause {
     },
     /// It gave no answer in time.
     Silent,
+    /// It was asked, and its answer not awaited: without it there was no majority already.
+    NotAwaited,
     /// It could not be reached, or failed.
     Unreachable {
         /// What was seen.
@@ -38,6 +40,7 @@ impl fmt::Display for Cause {
             Cause::Taken { by: Some(holder) } => write!(f, "taken by `{}`", holder.label()),
             Cause::Taken { by: None } => f.write_str("taken by a client of another library"),
             Cause::Silent => f.write_str("no answer in time"),
+            Cause::NotAwaited => f.write_str("not awaited: no majority was left without it"),
             Cause::Unreachable { cause } => write!(f, "unreachable: {cause}"),
             Cause::Expired => f.write_str("its answer came after the ttl"),
             Cause::Probation => f.write_str("on probation: it started empty and does not vote yet"),

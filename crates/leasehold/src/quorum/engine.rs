@@ -20,10 +20,10 @@ use super::probation::Watches;
 use crate::claim::{
     Amended, Amendment, Claim, ClaimKey, Holder, HolderId, Mode, Released, Renewal, Standing,
 };
-use crate::clock::watch::ClockWatch;
 use crate::clock::{Clock, Moment, SystemClock};
+use crate::concern::{ConcernWatch, Rounds};
 use crate::engine::{
-    Bump, Bumped, Capabilities, ClockNews, Counts, Engine, Event, Eviction, Finding, Info, Notice,
+    Bump, Bumped, Capabilities, Concern, Counts, Engine, Event, Eviction, Finding, Info, Notice,
     Page, Query, Resize, Resized, Totals, Wait, Wake,
 };
 use crate::error::{Config, Error, Invalid, Result};
@@ -37,6 +37,8 @@ pub struct Settings {
     pub ttl_max: Duration,
     /// How long a node may take for its answer.
     pub node_timeout: Duration,
+    /// How often to look whether the nodes' settings were changed.
+    pub look_every: Duration,
 }
 
 /// A store made of independent nodes, of which a majority makes a lease.
@@ -51,7 +53,9 @@ pub(super) struct Inner {
     pub(super) settings: Settings,
     pub(super) nodes: Vec<Arc<dyn Node>>,
     clocks: Mutex<NodeClocks>,
-    pub(super) clock_watch: ClockWatch,
+    pub(super) concern_watch: ConcernWatch,
+    /// When to look at the nodes' settings.
+    pub(super) rounds: Rounds,
     /// The attempts of this client's claims, by what their owners call them.
     attempts: Mutex<HashMap<ClaimKey, Arc<Attempt>>>,
     pub(super) watches: Mutex<Watches>,
@@ -86,9 +90,10 @@ impl Quorum {
                 can: CAN,
                 can_fail: true,
             },
+            rounds: Rounds::new(settings.look_every),
             settings,
             clocks: Mutex::new(NodeClocks::new(nodes.len())),
-            clock_watch: ClockWatch::default(),
+            concern_watch: ConcernWatch::default(),
             attempts: Mutex::default(),
             watches: Mutex::new(Watches::new(nodes.len())),
             nodes,
@@ -126,7 +131,7 @@ impl Inner {
     pub(super) fn read_clock(&self, node: usize, time: u64, sent: Moment, received: Moment) {
         let trouble = lock(&self.clocks).read(node, time, sent, received);
         if let Some(trouble) = trouble {
-            self.clock_watch.tell(self.nodes[node].address(), trouble);
+            self.concern_watch.tell(self.nodes[node].address(), trouble);
         }
     }
 
@@ -360,8 +365,8 @@ impl Engine for Quorum {
         std::future::pending().await
     }
 
-    async fn clock_news(&self) -> Vec<ClockNews> {
-        self.inner.clock_watch.news().await
+    async fn concerns(&self) -> Vec<Concern> {
+        self.inner.concerns().await
     }
 
     async fn inspect(&self, query: &Query) -> Result<Page> {

@@ -142,6 +142,10 @@ pub trait Node: fmt::Debug + Send + Sync + 'static {
     /// Looks at the node's settings with the eyes of somebody who needs the promises kept.
     async fn examine(&self) -> Result<Vec<Finding>>;
 
+    /// Looks at the node's policy of eviction. Answers it if the node may evict by it what is held,
+    /// and could not when it was last asked, or met.
+    async fn began_to_evict(&self) -> Result<Option<String>>;
+
     /// Gives up mailboxes and connections.
     fn close(&self);
 }

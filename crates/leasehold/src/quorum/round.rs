@@ -40,7 +40,7 @@ struct Round {
     inner: Arc<Inner>,
     begun: Moment,
     items: Vec<Item>,
-    /// What each node that answered nothing had to say, once it is known.
+    /// What each node had to say, once it is known.
     causes: Vec<Option<Cause>>,
     answered: usize,
 }
@@ -180,6 +180,7 @@ impl Round {
     fn answered(&mut self, node: usize, sent: Moment, replies: Vec<Reply>) {
         let now = SystemClock.now();
         self.answered += 1;
+        self.causes[node] = Some(Cause::Granted);
         if let Some(reply) = replies.first() {
             self.inner.read_clock(node, reply.time, sent, now);
         }
@@ -236,7 +237,7 @@ impl Round {
 
     fn unsure(&self) -> Error {
         let causes = self.causes.iter().cloned();
-        self.inner.no_majority(causes.map(|cause| cause.unwrap_or(Cause::Granted)).collect())
+        self.inner.no_majority(causes.map(|cause| cause.unwrap_or(Cause::NotAwaited)).collect())
     }
 
     fn standing(&self, item: &Item) -> Result<Standing> {

@@ -1,6 +1,7 @@
 //! What the nodes' lines look like together, and what is worth knowing about the nodes.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt;
@@ -14,6 +15,7 @@ use super::engine::Inner;
 use super::{NodeClaim, NodeView, Passport};
 use crate::claim::{Holder, HolderId, Mode, Note, Token};
 use crate::clock::remote::STILL_MIN;
+use crate::concern::{Concern, Trouble};
 use crate::engine::{ClaimView, Finding, Level, LineView, Page, Query, Select, Totals};
 use crate::error::{Error, Kind, Result};
 use crate::name::Name;
@@ -120,8 +122,36 @@ impl Inner {
         // A second look at their clocks, to see whether they run.
         tokio::time::sleep(2 * STILL_MIN).await;
         self.passports().await;
-        findings.extend(self.clock_watch.last().iter().map(Finding::of_clock));
+        findings.extend(self.concern_watch.last().iter().map(Finding::of_concern));
         Ok(findings)
+    }
+
+    /// Awaits what is found about the nodes, and looks at them when it is time.
+    pub(super) async fn concerns(self: &Arc<Self>) -> Vec<Concern> {
+        loop {
+            tokio::select! {
+                biased;
+                concerns = self.concern_watch.news() => return concerns,
+                () = self.rounds.due() => {
+                    // Apart, because whoever awaits this drops it when there is something to do.
+                    for node in 0..self.nodes.len() {
+                        tokio::spawn(Arc::clone(self).look_at(node));
+                    }
+                }
+            }
+        }
+    }
+
+    async fn look_at(self: Arc<Self>, index: usize) {
+        let node = &self.nodes[index];
+        match self.in_time(index, node.began_to_evict()).await {
+            Ok(Some(policy)) => {
+                self.concern_watch.tell(node.address(), Trouble::Eviction { policy });
+            }
+            Ok(None) => {}
+            // It may be a right that is missing. What cannot be known is not told.
+            Err(error) => tracing::debug!(%error, "a node did not tell its eviction policy"),
+        }
     }
 
     fn clocks_apart(&self, passports: &[Result<Passport>]) -> Finding {

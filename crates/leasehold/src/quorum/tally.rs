@@ -84,7 +84,7 @@ impl RenewalTally {
     /// What each node has to say, for the error if nothing is sure.
     pub fn causes(&self) -> Vec<Cause> {
         let cause = |answer: &Option<Answer>| match answer {
-            None => Cause::Silent,
+            None => Cause::NotAwaited,
             Some(Answer::Holds { .. }) => Cause::Granted,
             Some(Answer::Waits { .. }) => Cause::Waiting,
             Some(Answer::Out { by }) => Cause::Taken { by: by.clone() },

@@ -193,10 +193,19 @@ fn a_failure_names_each_node_and_its_cause() {
         (2, Answer::Failed(Cause::Probation)),
     ];
     assert_eq!(desk.tell(&answers).1, Step::Failed, "two of four cannot be had any more");
-    let causes = [Cause::Granted, unreachable, Cause::Probation, Cause::Silent];
+    let causes = [Cause::Granted, unreachable, Cause::Probation, Cause::NotAwaited];
     assert_eq!(desk.ballot.causes(), causes);
     let taken = Cause::Taken { by: Some(holder(7)) };
     assert_eq!(taken.to_string(), "taken by `holder 7`");
+}
+
+#[test]
+fn a_node_that_had_no_time_to_answer_is_not_called_silent() {
+    let mut desk = Desk::new(terms(3));
+    let step = desk.tell(&[(0, silent()), (2, silent())]).1;
+    assert_eq!(step, Step::Failed, "without waiting for the other one");
+    assert_eq!(desk.ballot.causes(), [Cause::Silent, Cause::NotAwaited, Cause::Silent]);
+    assert_ne!(Cause::NotAwaited.to_string(), Cause::Silent.to_string());
 }
 
 #[test]

@@ -16,6 +16,9 @@ use super::keys::Layout;
 /// What a lock that is not ours is shown as held by.
 const FOREIGN: &str = "a client of another library";
 
+/// The kind of event that has a reason behind it.
+const EVICTED: &str = "evicted";
+
 /// An answer that no script of ours gives.
 #[derive(Debug)]
 pub(super) struct Odd;
@@ -309,13 +312,22 @@ pub(super) fn bell(message: &[u8]) -> Option<(Token, u64)> {
     Some((Token::from_bytes(from_hex(token)?), fence.parse().ok()?))
 }
 
-/// An event as it comes through the channel.
-pub(super) fn event(message: &[u8], layout: &Layout) -> Option<Event> {
-    let message = std::str::from_utf8(message).ok()?;
-    let (kind, rest) = message.split_once('\n')?;
-    let (length, rest) = rest.split_once('\n')?;
-    let (lock, claim) = rest.split_at_checked(length.parse().ok()?)?;
-    let (claim, reason) = claim.split_once('\0').unwrap_or((claim, ""));
+/// The events of one name, as they come through the channel in one message.
+pub(super) fn events(message: &[u8], layout: &Layout) -> Vec<Event> {
+    let message = std::str::from_utf8(message).unwrap_or_default();
+    let Some((name, mut rest)) = layout.name_before_nul(message) else { return Vec::new() };
+    let mut events = Vec::new();
+    while !rest.is_empty() {
+        // Nothing follows on a reason, which may be any text.
+        let (text, behind) = rest.split_once('\0').unwrap_or((rest, ""));
+        events.extend(event(&name, text, behind));
+        rest = if text.starts_with(EVICTED) { "" } else { behind };
+    }
+    events
+}
+
+fn event(name: &Name, text: &str, reason: &str) -> Option<Event> {
+    let (kind, claim) = text.split_once('\n')?;
     let mut fields = claim.splitn(7, '\n');
     let fence = fields.next()?.parse().ok()?;
     let (id, label) = (fields.nth(2)?, fields.nth(1)?);
@@ -326,10 +338,10 @@ pub(super) fn event(message: &[u8], layout: &Layout) -> Option<Event> {
         "left" => EventKind::Left,
         "expired" => EventKind::Expired,
         "amended" => EventKind::Amended,
-        "evicted" => EventKind::Evicted { reason: reason.to_owned() },
+        EVICTED => EventKind::Evicted { reason: reason.to_owned() },
         _ => return None,
     };
-    Some(Event { kind, name: layout.name(lock)?, holder: holder(id, label).ok()?, fence })
+    Some(Event { kind, name: name.clone(), holder: holder(id, label).ok()?, fence })
 }
 
 #[cfg(test)]
@@ -347,9 +359,23 @@ mod tests {
     #[test]
     fn an_event_may_have_newlines_in_its_name_and_reason() {
         let layout = Layout::new("lock:".into(), false, 0);
-        let message = b"evicted\n8\nlock:a\nb7\n1\n1\nab\nbox\npod 1\nnote\n\0why\nnot";
-        let event = event(message, &layout).expect("one");
+        let message = b"lock:a\nb\0evicted\n7\n1\n1\nab\nbox\npod 1\nnote\n\0why\nnot\0x\ny";
+        let events = events(message, &layout);
+        let [event] = &events[..] else { panic!("{events:?}") };
         assert_eq!((event.name.as_str(), event.holder.label(), event.fence), ("a\nb", "pod 1", 7));
-        assert_eq!(event.kind, EventKind::Evicted { reason: "why\nnot".into() });
+        assert_eq!(event.kind, EventKind::Evicted { reason: "why\nnot\0x\ny".into() });
+    }
+
+    #[test]
+    fn a_message_may_have_two_events_and_its_prefix_a_nul() {
+        let layout = Layout::new("a\0b:".into(), false, 0);
+        let message =
+            b"a\0b:x\0released\n7\n1\n1\nab\nbox\none\n\0granted\n8\n1\n1\nab\nbox\ntwo\n";
+        let events = events(message, &layout);
+        let told: Vec<_> = events.iter().map(|event| (event.name.as_str(), event.fence)).collect();
+        assert_eq!(told, [("x", 7), ("x", 8)], "{events:?}");
+        assert_eq!((&events[0].kind, &events[1].kind), (&EventKind::Released, &EventKind::Granted));
+        assert!(super::events(b"mark:1", &layout).is_empty());
+        assert!(super::events(b"a\0b:x", &layout).is_empty());
     }
 }

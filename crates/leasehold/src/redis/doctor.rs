@@ -32,6 +32,15 @@ impl About {
         Self(pairs.map(|(key, value)| (key.to_owned(), value.to_owned())).collect())
     }
 
+    /// An answer to INFO.
+    pub(super) fn of(answer: Value) -> Result<Self, Odd> {
+        match answer {
+            Value::BulkString(text) => Ok(Self::parse(&String::from_utf8_lossy(&text))),
+            Value::VerbatimString { text, .. } => Ok(Self::parse(&text)),
+            _ => Err(Odd),
+        }
+    }
+
     fn get(&self, key: &str) -> &str {
         self.0.get(key).map_or("", String::as_str)
     }
@@ -44,8 +53,13 @@ impl About {
         self.get("redis_version").split('.').next().and_then(|part| part.parse().ok()).unwrap_or(0)
     }
 
-    fn evicts_anything(&self) -> bool {
-        self.get("maxmemory_policy").starts_with("allkeys-")
+    /// By what the server chooses what to evict.
+    pub(super) fn policy(&self) -> &str {
+        self.get("maxmemory_policy")
+    }
+
+    pub(super) fn evicts_anything(&self) -> bool {
+        self.policy().starts_with("allkeys-")
     }
 }
 
@@ -69,7 +83,7 @@ pub(super) fn accept(about: &About, allow_eviction: bool) -> Result<()> {
             reason: format!(
                 "is needed: the server's maxmemory-policy is `{}`, which may evict locks that are \
                  held; set `noeviction` or `volatile-ttl`, or add `allow_eviction=yes`",
-                about.get("maxmemory_policy")
+                about.policy()
             ),
         }));
     }
@@ -78,11 +92,8 @@ pub(super) fn accept(about: &About, allow_eviction: bool) -> Result<()> {
 
 pub(super) async fn about_each(links: &Links) -> Result<Vec<About>> {
     if !links.shape.is_cluster() {
-        return Ok(vec![match links.run(&redis::cmd("INFO")).await? {
-            Value::BulkString(text) => About::parse(&String::from_utf8_lossy(&text)),
-            Value::VerbatimString { text, .. } => About::parse(&text),
-            _ => About::parse(""),
-        }]);
+        let answer = links.run(&redis::cmd("INFO")).await?;
+        return Ok(vec![About::of(answer).unwrap_or_else(|Odd| About::parse(""))]);
     }
     let servers = links.shape.connect_each().await;
     let mut all = Vec::new();
@@ -154,7 +165,7 @@ pub(super) async fn examine(redis: &Redis) -> Result<Vec<Finding>> {
         findings.push(replicas(&about, inner.wait_for.is_some()));
         findings.push(inner.understood(clock(&mut server).await)?);
     }
-    findings.extend(inner.clock_watch.last().iter().map(Finding::of_clock));
+    findings.extend(inner.concern_watch.last().iter().map(Finding::of_concern));
     findings.push(rights(redis).await);
     Ok(findings)
 }
@@ -169,7 +180,7 @@ pub(super) fn version(about: &About) -> Finding {
 }
 
 pub(super) fn eviction(about: &About) -> Finding {
-    let policy = about.get("maxmemory_policy");
+    let policy = about.policy();
     let found = format!("{policy}, maxmemory {}", about.get("maxmemory_human"));
     match policy {
         "noeviction" => finding(Level::Good, "eviction", found, ""),

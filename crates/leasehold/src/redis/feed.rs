@@ -24,6 +24,8 @@ struct Feed {
     /// The connection broke, so events may be missing before the next.
     gap: bool,
     held_back: Option<Event>,
+    /// What came in the last message and was not told yet.
+    heard: std::vec::IntoIter<Event>,
 }
 
 pub(super) async fn watch(
@@ -31,7 +33,8 @@ pub(super) async fn watch(
     query: Query,
 ) -> Result<BoxStream<'static, Result<Event>>> {
     let messages = subscribe(&inner).await.map_err(|error| inner.links.translate(&error))?;
-    let feed = Feed { inner, query, messages, gap: false, held_back: None };
+    let feed =
+        Feed { inner, query, messages, gap: false, held_back: None, heard: Vec::new().into_iter() };
     let next = |mut feed: Feed| async move { Some((Ok(feed.next().await), feed)) };
     Ok(stream::unfold(feed, next).boxed())
 }
@@ -90,12 +93,13 @@ impl Feed {
 
     async fn next_message(&mut self) -> Event {
         loop {
+            if let Some(event) = self.heard.next() {
+                return event;
+            }
             match self.messages.next().await {
                 Some(message) => {
-                    let event = answer::event(message.get_payload_bytes(), &self.inner.layout);
-                    if let Some(event) = event {
-                        return event;
-                    }
+                    let heard = answer::events(message.get_payload_bytes(), &self.inner.layout);
+                    self.heard = heard.into_iter();
                 }
                 None => {
                     let shape = &self.inner.links.shape;

@@ -43,6 +43,9 @@ pub(super) struct Keys<const COUNT: usize = 5> {
     ends: [usize; COUNT],
 }
 
+/// How many of a name's keys verbs need that give out no fence: all but the last.
+pub(super) const WITHOUT_FENCE: usize = 4;
+
 impl<const COUNT: usize> Keys<COUNT> {
     pub(super) fn iter(&self) -> impl Iterator<Item = &str> {
         let mut start = 0;
@@ -118,8 +121,14 @@ impl Layout {
         self.name(lock)
     }
 
+    /// The name of the lock key that a text begins with, and what is behind the NUL after it.
+    pub(super) fn name_before_nul<'a>(&self, text: &'a str) -> Option<(Name, &'a str)> {
+        let (name, rest) = text.strip_prefix(&self.prefix)?.split_once('\0')?;
+        Some((Name::new(name).ok()?, rest))
+    }
+
     /// The name of a lock key.
-    pub(super) fn name(&self, lock: &str) -> Option<Name> {
+    fn name(&self, lock: &str) -> Option<Name> {
         Name::new(lock.strip_prefix(&self.prefix)?).ok()
     }
 }

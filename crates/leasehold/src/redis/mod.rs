@@ -12,6 +12,7 @@ mod amend;
 mod answer;
 mod clocks;
 mod doctor;
+mod eviction;
 mod failure;
 mod feed;
 mod keys;
@@ -38,10 +39,10 @@ use crate::claim::{
     Amended, Amendment, Claim, ClaimKey, Holder, HolderId, Mode, Released, Renewal, Standing, Token,
 };
 use crate::clock::remote::Reading;
-use crate::clock::watch::ClockWatch;
 use crate::clock::{Clock, SystemClock};
+use crate::concern::{ConcernWatch, Rounds};
 use crate::engine::{
-    Bump, Bumped, Capabilities, ClockNews, Counts, Engine, Event, Eviction, Finding, Info, Notice,
+    Bump, Bumped, Capabilities, Concern, Counts, Engine, Event, Eviction, Finding, Info, Notice,
     Page, Query, Resize, Resized, Totals, Wait, Wake,
 };
 use crate::error::{Error, Result};
@@ -51,6 +52,7 @@ use crate::name::Name;
 use adrift::Adrift;
 use answer::{Answer, Odd, hex};
 use clocks::StoreClocks;
+use eviction::Evictions;
 use keys::{Keys, Layout};
 use link::{Links, lock};
 use scripts::{Call, Script};
@@ -75,7 +77,10 @@ struct Inner {
     /// Leases found expired and not yet told to the store.
     expired: AtomicU64,
     clocks: Mutex<StoreClocks>,
-    clock_watch: ClockWatch,
+    concern_watch: ConcernWatch,
+    evictions: Evictions,
+    /// When to look at the servers' settings.
+    rounds: Rounds,
 }
 
 impl Redis {
@@ -111,7 +116,9 @@ impl Redis {
             wait_for,
             expired: AtomicU64::new(0),
             clocks: Mutex::new(clocks),
-            clock_watch: ClockWatch::default(),
+            concern_watch: ConcernWatch::default(),
+            evictions: Evictions::new(settings.allow_eviction),
+            rounds: Rounds::new(settings.look_every),
         };
         Ok(Self { inner: Arc::new(inner) })
     }
@@ -142,12 +149,9 @@ impl Inner {
         })
     }
 
-    /// A call of a script that changes a line, so far as all of them are alike.
+    /// A call of a script that changes a line and gives out no fence, so far as all are alike.
     fn call(&self, script: &'static Script, keys: &Keys, room: usize) -> Call {
-        let lock = keys.lock();
-        Call::new(script, keys, room)
-            .text(&self.layout.events)
-            .shown(format_args!("{}\n{lock}", lock.len()))
+        Call::without_fence(script, keys, room).text(&self.layout.events)
     }
 
     fn note_expired(&self, count: u64) {
@@ -161,7 +165,7 @@ impl Inner {
         let slot = self.layout.part(name);
         let trouble = lock(&self.clocks).read(slot, reading);
         if let Some(trouble) = trouble {
-            self.clock_watch.tell(&self.info.store, trouble);
+            self.concern_watch.tell(&self.info.store, trouble);
         }
     }
 
@@ -174,8 +178,8 @@ impl Inner {
         let (capacity, patience) = (mode.capacity(), millis(claim.patience));
         let join = if claim.join { " join" } else { "" };
         let id = hex(&holder.id().0.to_be_bytes());
-        let call = self
-            .call(&scripts::CLAIM, &keys, note.len() + CLAIM_BYTES)
+        let call = Call::new(&scripts::CLAIM, &keys, note.len() + CLAIM_BYTES)
+            .text(&self.layout.events)
             .text(hex(claim.key.token.as_bytes()))
             .shown(millis(claim.ttl))
             .shown(millis(claim.ttl) + GRACE_MS)
@@ -225,12 +229,11 @@ impl Inner {
         let room = claims.iter().map(|claim| claim.note.as_str().len() + CLAIM_BYTES).sum();
         let call = Call::of_many(&scripts::CLAIM_ALL, &keys, room);
         let mut call = call.text(&self.layout.events);
-        for (claim, keys) in claims.iter().zip(&keys) {
-            let (holder, note, lock) = (&claim.holder, claim.note.as_str(), keys.lock());
+        for claim in claims {
+            let (holder, note) = (&claim.holder, claim.note.as_str());
             let (units, label) = (claim.mode.units(), holder.label());
             let id = hex(&holder.id().0.to_be_bytes());
             call = call
-                .shown(format_args!("{}\n{lock}", lock.len()))
                 .text(hex(claim.key.token.as_bytes()))
                 .shown(millis(claim.ttl))
                 .shown(millis(claim.ttl) + GRACE_MS)
@@ -437,8 +440,8 @@ impl Engine for Redis {
         std::future::pending().await
     }
 
-    async fn clock_news(&self) -> Vec<ClockNews> {
-        self.inner.clock_watch.news().await
+    async fn concerns(&self) -> Vec<Concern> {
+        eviction::concerns(&self.inner).await
     }
 
     async fn inspect(&self, query: &Query) -> Result<Page> {

@@ -16,7 +16,8 @@ use crate::name::Name;
 use crate::quorum::{GiveWay, Marker, Node, NodeClaim, NodeView, Passport, Reply, Seat};
 
 use super::answer::{Odd, Parts, from_hex, hex, holder};
-use super::doctor::{self, finding};
+use super::doctor::{self, About, finding};
+use super::eviction::{self, Evictions};
 use super::keys::{BUCKETS, QuorumLayout};
 use super::link::Links;
 use super::scripts::{Call, Script, quorum as scripts};
@@ -36,6 +37,7 @@ pub(super) struct RedisNode {
     layout: QuorumLayout,
     links: Links,
     allow_eviction: bool,
+    evictions: Evictions,
 }
 
 /// How a claim enters a line.
@@ -51,7 +53,8 @@ impl RedisNode {
         links: Links,
         allow_eviction: bool,
     ) -> Self {
-        Self { address, layout, links, allow_eviction }
+        let evictions = Evictions::new(allow_eviction);
+        Self { address, layout, links, allow_eviction, evictions }
     }
 
     fn understood<T>(&self, answer: std::result::Result<T, Odd>) -> Result<T> {
@@ -287,6 +290,12 @@ impl Node for RedisNode {
             ),
         });
         Ok(findings)
+    }
+
+    async fn began_to_evict(&self) -> Result<Option<String>> {
+        let answer = self.links.run(&eviction::question()).await?;
+        let about = self.understood(About::of(answer))?;
+        Ok(self.evictions.read(&self.address, &about))
     }
 
     fn close(&self) {

@@ -13,7 +13,7 @@ use super::failure;
 use super::keys::QuorumLayout;
 use super::link::Links;
 use super::node::RedisNode;
-use super::settings::{database, way};
+use super::settings::{database, look_every, way};
 use super::shape::{Limits, Shape};
 
 const PORT: u16 = 6379;
@@ -21,8 +21,8 @@ const PORT: u16 = 6379;
 const EXAMPLES: &[&str] =
     &["redlock://HOST:PORT,HOST:PORT,HOST:PORT/DATABASE", "redlocks://USER@HOST,HOST,HOST"];
 
-const OPTIONS: &str =
-    "`prefix`, `ttl_max_ms`, `node_timeout_ms`, `allow_eviction`, `ca`, `cert`, `key`";
+const OPTIONS: &str = "`prefix`, `ttl_max_ms`, `node_timeout_ms`, `allow_eviction`, \
+    `look_every_ms`, `ca`, `cert`, `key`";
 
 /// The longest ttl unless said otherwise: twice the usual one. A node that started empty does not
 /// vote for as long.
@@ -47,6 +47,7 @@ fn parse(url: &str) -> Result<(Vec<Arc<dyn Node>>, Settings)> {
     let ttl_max = options.millis("ttl_max_ms")?.unwrap_or(TTL_MAX);
     let node_timeout = options.millis("node_timeout_ms")?.unwrap_or(NODE_TIMEOUT);
     let allow_eviction = options.flag("allow_eviction")?.unwrap_or(false);
+    let look_every = look_every(options)?;
     if Ttl::new(ttl_max).is_err() {
         return Err(bad("ttl_max_ms", "takes 100 ms to 24 h"));
     }
@@ -76,7 +77,7 @@ fn parse(url: &str) -> Result<(Vec<Arc<dyn Node>>, Settings)> {
         let links = Links::with_run_id(Shape::One { way: way.clone(), client }, name.clone());
         nodes.push(Arc::new(RedisNode::new(name, layout.clone(), links, allow_eviction)));
     }
-    Ok((nodes, Settings { store, ttl_max, node_timeout }))
+    Ok((nodes, Settings { store, ttl_max, node_timeout, look_every }))
 }
 
 fn url_error(reason: &str) -> Error {

@@ -4,7 +4,7 @@ use std::sync::LazyLock;
 
 use redis::{Arg, Cmd, RedisWrite};
 
-use super::keys::Keys;
+use super::keys::{Keys, WITHOUT_FENCE};
 
 /// A script as the server knows it.
 #[derive(Debug)]
@@ -24,6 +24,7 @@ const KEYS_BYTES: usize = 384;
 
 const LINE: &str = include_str!("scripts/line.lua");
 const QUORUM_TIME: &str = include_str!("scripts/quorum/time.lua");
+const QUORUM_DRAW: &str = include_str!("scripts/quorum/draw.lua");
 const QUORUM_LINE: &str = include_str!("scripts/quorum/line.lua");
 
 pub(super) static CLAIM: LazyLock<Script> =
@@ -80,7 +81,8 @@ impl Script {
 
     /// A script of a node of a quorum.
     fn of_quorum(flags: &str, text: &str) -> Self {
-        let text = text.replace("-- @time\n", QUORUM_TIME).replace("-- @line\n", QUORUM_LINE);
+        let text = text.replace("-- @time\n", QUORUM_TIME).replace("-- @draw\n", QUORUM_DRAW);
+        let text = text.replace("-- @line\n", QUORUM_LINE);
         Self::complete(format!("{flags}{text}"))
     }
 
@@ -105,9 +107,22 @@ impl Call {
         keys: &Keys<COUNT>,
         room: usize,
     ) -> Self {
+        Self::with_keys(script, (COUNT, keys.iter()), room)
+    }
+
+    /// A call that gives out no fence, without arguments.
+    pub(super) fn without_fence(script: &'static Script, keys: &Keys, room: usize) -> Self {
+        Self::with_keys(script, (WITHOUT_FENCE, keys.iter().take(WITHOUT_FENCE)), room)
+    }
+
+    fn with_keys<'a>(
+        script: &'static Script,
+        (count, keys): (usize, impl Iterator<Item = &'a str>),
+        room: usize,
+    ) -> Self {
         let mut command = Cmd::with_capacity(ARGUMENTS_MAX, room + KEYS_BYTES);
-        command.arg("EVALSHA").arg(&script.digest).arg(COUNT);
-        for key in keys.iter() {
+        command.arg("EVALSHA").arg(&script.digest).arg(count);
+        for key in keys {
             command.write_arg(key.as_bytes());
         }
         Self { script, command }

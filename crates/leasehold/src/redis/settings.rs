@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use redis::{ClientTlsConfig, RedisResult, TlsCertificates};
 
-use crate::address::{Address, Secret, TlsFiles, bad};
+use crate::address::{Address, Options, Secret, TlsFiles, bad};
 use crate::error::{Config, Error, Result};
 
+use super::eviction::LOOK_EVERY;
 use super::failure;
 use super::keys::Layout;
 use super::shape::{Limits, Login, Sentinels, Shape, Way};
@@ -23,7 +24,8 @@ const EXAMPLES: &[&str] = &[
 ];
 
 const OPTIONS: &str = "`prefix`, `connect_timeout_ms`, `timeout_ms`, `allow_eviction`, \
-    `wait_replicas`, `wait_ms`, `ca`, `cert`, `key`, `sentinel_user`, `sentinel_password`";
+    `look_every_ms`, `wait_replicas`, `wait_ms`, `ca`, `cert`, `key`, `sentinel_user`, \
+    `sentinel_password`";
 
 /// A grant counts only when this many replicas have it.
 #[derive(Debug, Clone, Copy)]
@@ -40,6 +42,8 @@ pub(super) struct Settings {
     /// The address without secrets.
     pub(super) store: String,
     pub(super) allow_eviction: bool,
+    /// How often to look whether the servers' settings were changed.
+    pub(super) look_every: Duration,
     pub(super) wait_for: Option<WaitFor>,
 }
 
@@ -55,6 +59,7 @@ impl Settings {
         let options = &mut address.options;
         let prefix = options.text("prefix").unwrap_or_else(|| "lock:".into());
         let allow_eviction = options.flag("allow_eviction")?.unwrap_or(false);
+        let look_every = look_every(options)?;
         let wait_for = wait_for(&mut address)?;
         let shape = shape(&mut address, way)?;
         if wait_for.is_some() && shape.is_cluster() {
@@ -66,7 +71,15 @@ impl Settings {
         };
         let layout = Layout::new(prefix, shape.is_cluster(), database);
         address.options.finish(OPTIONS)?;
-        Ok(Settings { shape, layout, store, allow_eviction, wait_for })
+        Ok(Settings { shape, layout, store, allow_eviction, look_every, wait_for })
+    }
+}
+
+/// How often to look whether the servers' settings were changed.
+pub(super) fn look_every(options: &mut Options) -> Result<Duration> {
+    match options.millis("look_every_ms")? {
+        Some(every) if every.is_zero() => Err(bad("look_every_ms", "takes more than nothing")),
+        every => Ok(every.unwrap_or(LOOK_EVERY)),
     }
 }
 

@@ -129,7 +129,7 @@ async fn views(inner: &Inner, names: &[Name]) -> Result<Vec<(LineView, Line<()>)
     for names in names.chunks(VIEWS_MAX) {
         let mut calls = Vec::with_capacity(names.len());
         for name in names {
-            calls.push(Call::new(&VIEW, &inner.layout.keys(name)?, 0));
+            calls.push(Call::without_fence(&VIEW, &inner.layout.keys(name)?, 0));
         }
         for (answer, name) in inner.links.call_all(&calls).await?.into_iter().zip(names) {
             views.extend(inner.understood(answer::view(answer, name))?);

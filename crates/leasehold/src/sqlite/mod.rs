@@ -32,7 +32,7 @@ use crate::claim::{
 };
 use crate::clock::{Clock, SystemClock};
 use crate::engine::{
-    Bump, Bumped, Capabilities, ClockNews, Counts, Engine, Event, Eviction, Finding, Info, Level,
+    Bump, Bumped, Capabilities, Concern, Counts, Engine, Event, Eviction, Finding, Info, Level,
     Notice, Page, Query, Resize, Resized, Totals, Wait, Wake,
 };
 use crate::error::{Config, Error, Result};
@@ -390,7 +390,7 @@ impl Engine for Sqlite {
         std::future::pending().await
     }
 
-    async fn clock_news(&self) -> Vec<ClockNews> {
+    async fn concerns(&self) -> Vec<Concern> {
         // Claims end by the machine's boot clock, which nobody sets.
         std::future::pending().await
     }

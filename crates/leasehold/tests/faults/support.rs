@@ -11,7 +11,7 @@ use leasehold::claim::{
     Amended, Amendment, Claim, ClaimKey, Holder, HolderId, Released, Renewal, Standing,
 };
 use leasehold::engine::{
-    Bump, Bumped, ClockNews, Counts, Engine, Event, Eviction, Finding, Info, Notice, Page, Query,
+    Bump, Bumped, Concern, Counts, Engine, Event, Eviction, Finding, Info, Notice, Page, Query,
     Resize, Resized, Totals, Wait, Wake,
 };
 use leasehold::layer::chaos::{Chaos, Verb};
@@ -241,8 +241,8 @@ impl Engine for Hooked {
         self.engine.losses().await
     }
 
-    async fn clock_news(&self) -> Vec<ClockNews> {
-        self.engine.clock_news().await
+    async fn concerns(&self) -> Vec<Concern> {
+        self.engine.concerns().await
     }
 
     async fn inspect(&self, query: &Query) -> Result<Page> {

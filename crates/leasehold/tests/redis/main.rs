@@ -9,6 +9,7 @@ mod clock;
 mod cluster;
 mod connection;
 mod cost;
+mod eviction;
 mod fences;
 mod fencing;
 mod interop;

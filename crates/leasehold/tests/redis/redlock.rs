@@ -165,6 +165,25 @@ async fn f56_majority_that_is_down_grants_nothing_and_each_node_is_named() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f56_node_that_nobody_waits_for_is_not_called_silent() {
+    let group = memory_only(3).await;
+    let two = plain_client(&url(&group, "ttl_max_ms=600000&node_timeout_ms=60000")).await;
+    // The one that stops could answer for another minute; two that are down decide before that.
+    group.servers()[2].stop_process().expect("it stops");
+    for server in &group.servers()[..2] {
+        server.kill().expect("it is killed");
+    }
+    let refused = soon("an answer", two.mutex("other").ttl(TTL).try_lock()).await;
+    let error = refused.expect_err("no majority");
+    let Error::NoMajority { causes, .. } = &error else { panic!("{error:?}") };
+    let stopped = group.servers()[2].address().to_string();
+    let not_awaited = (stopped.clone(), Cause::NotAwaited);
+    assert!(causes.contains(&not_awaited), "{error:?}");
+    assert!(error.to_string().contains(&format!("{stopped}: not awaited")), "{error}");
+    group.servers()[2].continue_process().expect("it goes on");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f57_node_that_restarts_empty_takes_no_part_and_is_repaired() {
     let group = memory_only(3).await;
     let url = long_url(&group);

@@ -38,7 +38,7 @@ use crate::claim::{
 };
 use crate::clock::{Clock, Moment, SystemClock};
 use crate::engine::{
-    Bump, Bumped, Capabilities, ClockNews, Counts, Engine, Event, Eviction, Finding, Info, Notice,
+    Bump, Bumped, Capabilities, Concern, Counts, Engine, Event, Eviction, Finding, Info, Notice,
     Page, Query, Resize, Resized, Totals, Wait, Wake,
 };
 use crate::error::{Config, Error, Result};
@@ -272,7 +272,7 @@ impl Engine for Advisory {
         }
     }
 
-    async fn clock_news(&self) -> Vec<ClockNews> {
+    async fn concerns(&self) -> Vec<Concern> {
         // Sessions end by spans, whatever the time of day.
         std::future::pending().await
     }

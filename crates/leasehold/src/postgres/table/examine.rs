@@ -31,7 +31,7 @@ pub(super) async fn examine(inner: &Arc<Inner>) -> Result<Vec<Finding>> {
     let found = findings(&row).map_err(|_| broken(&inner.settings.store, "odd settings"))?;
     let hearing = inner.room().ear.open(inner).await;
     let told = inner.clock_watch.last();
-    let told = told.iter().map(Finding::of_clock);
+    let told = told.iter().map(Finding::of_concern);
     let last = [bells(hearing), encryption(inner)];
     Ok(found.into_iter().chain(still).chain(told).chain(last).collect())
 }

@@ -30,10 +30,10 @@ use crate::claim::{
     Amended, Amendment, Claim, ClaimKey, Holder, HolderId, Released, Renewal, Standing,
 };
 use crate::clock::remote::{Reading, RemoteClock};
-use crate::clock::watch::ClockWatch;
 use crate::clock::{Clock, SystemClock};
+use crate::concern::ConcernWatch;
 use crate::engine::{
-    Bump, Bumped, Capabilities, ClockNews, Counts, Engine, Event, Eviction, Finding, Info, Notice,
+    Bump, Bumped, Capabilities, Concern, Counts, Engine, Event, Eviction, Finding, Info, Notice,
     Page, Query, Resize, Resized, Select, Totals, Wait, Wake,
 };
 use crate::error::{Error, Result};
@@ -72,7 +72,7 @@ struct Inner {
     rooms: Mutex<HashMap<Id, Arc<Room>>>,
     /// The clock by which claims end, whichever server is the primary.
     clock: Mutex<RemoteClock>,
-    clock_watch: ClockWatch,
+    clock_watch: ConcernWatch,
 }
 
 impl LeaseTable {
@@ -101,7 +101,7 @@ impl LeaseTable {
             found: OnceLock::new(),
             rooms: Mutex::default(),
             clock: Mutex::default(),
-            clock_watch: ClockWatch::default(),
+            clock_watch: ConcernWatch::default(),
         });
         let found = if inner.settings.install {
             inner.room().link(&inner).await.map(|_link| ())
@@ -378,7 +378,7 @@ impl Engine for LeaseTable {
         std::future::pending().await
     }
 
-    async fn clock_news(&self) -> Vec<ClockNews> {
+    async fn concerns(&self) -> Vec<Concern> {
         self.inner.clock_watch.news().await
     }
 

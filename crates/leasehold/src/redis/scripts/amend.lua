@@ -1,12 +1,12 @@
 -- Changes a claim that holds: its units, its note, or both. Its place and its time stay.
 --
--- KEYS  1 lock  2 line  3 order  4 expiry  5 fence
--- ARGV  1 the channel of events  2 the lock key's length, newline, lock key  3 token
---       4 units, or empty to leave them  5 the capacity they are part of
---       6 `note` if there is another note  7 the note
+-- KEYS  1 lock  2 line  3 order  4 expiry
+-- ARGV  1 the channel of events  2 token
+--       3 units, or empty to leave them  4 the capacity they are part of
+--       5 `note` if there is another note  6 the note
 -- Answers `done`, expired; `refused`, expired; `out`, expired, holder id, label.
 
-local token = ARGV[3]
+local token = ARGV[2]
 local time = redis.call('TIME')
 -- @line
 
@@ -23,16 +23,16 @@ end
 
 local head, has, middle, note =
   string.match(text, '^(%d+\n%d+\n)(%d+)(\n%x+\n%x*\n[^\n]*\n)(.*)$')
-local wants = ARGV[4] == '' and has or ARGV[4]
+local wants = ARGV[3] == '' and has or ARGV[3]
 if wants ~= has then
   local units = tonumber(wants)
   -- Nobody who holds may lose that by it. Only somebody who holds alone may take more.
   local more = units > tonumber(has) and not (cap == ALL and units == ALL and n == 1)
-  if tonumber(ARGV[5]) ~= cap or units < 1 or more then return { 'refused', expired } end
-elseif ARGV[4] ~= '' and tonumber(ARGV[5]) ~= cap then
+  if tonumber(ARGV[4]) ~= cap or units < 1 or more then return { 'refused', expired } end
+elseif ARGV[3] ~= '' and tonumber(ARGV[4]) ~= cap then
   return { 'refused', expired }
 end
-text = head .. wants .. middle .. (ARGV[6] == 'note' and ARGV[7] or note)
+text = head .. wants .. middle .. (ARGV[5] == 'note' and ARGV[6] or note)
 
 if wants == has then
   if form == 'alone' then

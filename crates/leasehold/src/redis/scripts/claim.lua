@@ -1,19 +1,22 @@
 -- Joins the line, asks how a claim stands, or confirms that it holds.
 --
 -- KEYS  1 lock  2 line  3 order  4 expiry  5 fence
--- ARGV  1 the channel of events  2 the lock key's length, newline, lock key
---       3 token  4 ttl in ms  5 the same and a while longer, for the companions
---       6 the claim's text behind its number and the instant
---       7 `x` for an exclusive claim, else `-`; units, capacity, patience in ms, and `join` to
+-- ARGV  1 the channel of events  2 token  3 ttl in ms
+--       4 the same and a while longer, for the companions
+--       5 the claim's text behind its number and the instant
+--       6 `x` for an exclusive claim, else `-`; units, capacity, patience in ms, and `join` to
 --         stand in line when it cannot hold at once, each with a space before
 -- Answers the fence of a claim that holds at once for its whole ttl. Otherwise `held`, fence, ms
 -- left, expired; `queued`, ahead, retry in ms, expired; `out`, ahead, retry in ms, expired,
 -- holder id, label; `mismatch`, capacity, 0, expired; `full`. One that was in line already has
 -- the server's clock in microseconds behind `held` or `queued` and the rest.
 --
--- Arguments are used as the texts they are: turning numbers into text is what costs most here.
+-- Arguments are used as the texts they are, and are few: turning numbers into text is what costs
+-- most here, and each argument costs the server and the client as much as half a command.
 
 local time = redis.call('TIME')
+local token, text_behind, way = ARGV[2], ARGV[5], ARGV[6]
+local exclusive = string.byte(way) == 120
 local us = time[1] .. string.sub('00000' .. time[2], -6)
 
 -- The next number: the server's clock in microseconds, or one more than the last, whichever is
@@ -29,23 +32,26 @@ local function number()
 end
 
 -- The shortest way: an exclusive claim on a name that nobody uses.
-if string.byte(ARGV[7]) == 120 and redis.call('SET', KEYS[1], ARGV[3], 'NX', 'PX', ARGV[4]) then
+local holding = exclusive and redis.pcall('SET', KEYS[1], token, 'NX', 'GET', 'PX', ARGV[3])
+if exclusive and not holding then
   local fence = number()
-  local text = fence .. '\n' .. string.sub(us, 1, -4) .. '\n' .. ARGV[6]
-  if redis.call('SET', KEYS[2], ARGV[3] .. '\n' .. text, 'NX', 'PX', ARGV[5]) then
-    redis.call('PUBLISH', ARGV[1], 'granted\n' .. ARGV[2] .. text)
+  local text = fence .. '\n' .. string.sub(us, 1, -4) .. '\n' .. text_behind
+  if redis.call('SET', KEYS[2], token .. '\n' .. text, 'NX', 'PX', ARGV[4]) then
+    redis.call('PUBLISH', ARGV[1], KEYS[1] .. '\0granted\n' .. text)
     return fence
   end
   -- Others are in line although nobody holds at this moment.
   redis.call('DEL', KEYS[1])
 end
+-- Anything but a foreign value in that place is a failure, a right that is missing for instance.
+if type(holding) == 'table' and string.sub(holding.err, 1, 9) ~= 'WRONGTYPE' then return holding end
 
 -- The usual way with others before it: an exclusive claim behind an exclusive lease that lives.
 -- What is short in a text of fixed widths stands where it stands.
-local token, sub = ARGV[3], string.sub
-if string.byte(ARGV[7]) == 120 and sub(ARGV[7], -4) == 'join' then
+local sub = string.sub
+if exclusive and holding and sub(way, -4) == 'join' then
   local head = redis.pcall('HMGET', KEYS[2], 'u', 'h', token)
-  if head[1] == '4294967295' and not head[3] and redis.pcall('GET', KEYS[1]) == head[2] then
+  if head[1] == '4294967295' and not head[3] and holding == head[2] then
     local now = sub(us, 1, -4)
     local count = redis.call('ZCARD', KEYS[3])
     local dead = redis.call('ZRANGEBYSCORE', KEYS[4], '-inf', '(' .. now, 'LIMIT', '0', '1')
@@ -57,17 +63,17 @@ if string.byte(ARGV[7]) == 120 and sub(ARGV[7], -4) == 'join' then
         last = math.max(last, tonumber(lapses))
       end
       local fence = number()
-      local text = fence .. '\n' .. now .. '\n' .. ARGV[6]
-      local place = sub('0000000000000000000' .. fence, -20) .. token .. sub(ARGV[6], 45, 76)
+      local text = fence .. '\n' .. now .. '\n' .. text_behind
+      local place = sub('0000000000000000000' .. fence, -20) .. token .. sub(text_behind, 45, 76)
         .. '4294967295'
-      local patience = string.match(ARGV[7], ' (%d+) join$')
+      local patience = string.match(way, ' (%d+) join$')
       redis.call('HSET', KEYS[2], token, place .. '\n' .. text)
       redis.call('ZADD', KEYS[3], '0', place)
       redis.call('ZADD', KEYS[4], now + patience, token)
       if redis.call('PTTL', KEYS[2]) < patience + 300000 then
         for i = 2, 4 do redis.call('PEXPIRE', KEYS[i], patience + 600000) end
       end
-      redis.call('PUBLISH', ARGV[1], 'queued\n' .. ARGV[2] .. text)
+      redis.call('PUBLISH', ARGV[1], KEYS[1] .. '\0queued\n' .. text)
       return { 'queued', count, last - now, 0 }
     end
   end
@@ -75,15 +81,15 @@ end
 
 -- @line
 
-local ttl = tonumber(ARGV[4])
-local units, capacity, patience, join = string.match(ARGV[7], '^. (%d+) (%d+) (%d+) ?(%a*)$')
+local ttl = tonumber(ARGV[3])
+local units, capacity, patience, join = string.match(way, '^. (%d+) (%d+) (%d+) ?(%a*)$')
 units, capacity, patience, join =
   tonumber(units), tonumber(capacity), tonumber(patience), join == 'join'
 
 open(token)
 if form == 'alone' and alone_token == token then
   call('PEXPIRE', LOCK, ttl)
-  call('PEXPIRE', LINE, ARGV[5])
+  call('PEXPIRE', LINE, ARGV[4])
   return { 'held', string.match(alone_claim, '^%d+'), ttl, expired }
 end
 if known then
@@ -111,10 +117,10 @@ if count >= CLAIMS_MAX then
   return { 'full', 0, 0, expired }
 end
 local fence = number()
-local claim = fence .. '\n' .. string.sub(us, 1, -4) .. '\n' .. ARGV[6]
+local claim = fence .. '\n' .. string.sub(us, 1, -4) .. '\n' .. text_behind
 if holds and form == 'none' and units == ALL then
   call('SET', LOCK, token, 'PX', ttl)
-  call('SET', LINE, token .. '\n' .. claim, 'PX', ARGV[5])
+  call('SET', LINE, token .. '\n' .. claim, 'PX', ARGV[4])
   tell('granted', claim)
   return { 'held', fence, ttl, expired }
 end

@@ -1,9 +1,8 @@
 -- Makes exclusive claims on several names that nobody uses, all or none.
 --
 -- KEYS  for each name: lock, line, order, expiry, fence
--- ARGV  1 the channel of events; then for each name: the lock key's length, newline, lock key;
---       token; ttl in ms; the same and a while longer, for the companions; the claim's text
---       behind its number and the instant
+-- ARGV  1 the channel of events; then for each name: token; ttl in ms; the same and a while
+--       longer, for the companions; the claim's text behind its number and the instant
 -- Answers the fences; nothing if one of the names is in use, or was and has to be cleaned up.
 
 local time = redis.call('TIME')
@@ -24,7 +23,7 @@ local count = #KEYS / 5
 local known = 0
 for i = 1, count do
   local lock = redis.pcall('GET', KEYS[5 * i - 4])
-  if lock and lock == ARGV[5 * i - 2] then
+  if lock and lock == ARGV[4 * i - 2] then
     known = known + 1
   elseif lock or redis.call('TYPE', KEYS[5 * i - 3]).ok ~= 'none' then
     return false
@@ -33,22 +32,22 @@ end
 
 local fences = {}
 for i = 1, count do
-  local lock, line, token = KEYS[5 * i - 4], KEYS[5 * i - 3], ARGV[5 * i - 2]
+  local lock, line, token = KEYS[5 * i - 4], KEYS[5 * i - 3], ARGV[4 * i - 2]
   if known == count then
     -- Asked again, because the answer was lost.
     local entry = redis.pcall('GET', line)
     if type(entry) ~= 'string' or string.sub(entry, 1, 32) ~= token then return false end
     fences[i] = string.match(entry, '^%x+\n(%d+)')
-    redis.call('PEXPIRE', lock, ARGV[5 * i - 1])
-    redis.call('PEXPIRE', line, ARGV[5 * i])
+    redis.call('PEXPIRE', lock, ARGV[4 * i - 1])
+    redis.call('PEXPIRE', line, ARGV[4 * i])
   elseif known > 0 then
     return false
   else
     fences[i] = number(KEYS[5 * i])
-    local text = fences[i] .. '\n' .. string.sub(us, 1, -4) .. '\n' .. ARGV[5 * i + 1]
-    redis.call('SET', lock, token, 'PX', ARGV[5 * i - 1])
-    redis.call('SET', line, token .. '\n' .. text, 'PX', ARGV[5 * i])
-    redis.call('PUBLISH', ARGV[1], 'granted\n' .. ARGV[5 * i - 3] .. text)
+    local text = fences[i] .. '\n' .. string.sub(us, 1, -4) .. '\n' .. ARGV[4 * i + 1]
+    redis.call('SET', lock, token, 'PX', ARGV[4 * i - 1])
+    redis.call('SET', line, token .. '\n' .. text, 'PX', ARGV[4 * i])
+    redis.call('PUBLISH', ARGV[1], lock .. '\0granted\n' .. text)
   end
 end
 return fences

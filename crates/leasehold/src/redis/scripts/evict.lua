@@ -1,7 +1,7 @@
 -- Takes a name from whoever holds it, clients of other libraries among them.
 --
--- KEYS  1 lock  2 line  3 order  4 expiry  5 fence
--- ARGV  1 the channel of events  2 the lock key's length, newline, lock key  3 the reason
+-- KEYS  1 lock  2 line  3 order  4 expiry
+-- ARGV  1 the channel of events  2 the reason
 -- Answers expired, then holder id and label of each.
 
 local time = redis.call('TIME')
@@ -13,7 +13,7 @@ local function take(text)
   local holder, label = who(text)
   evicted[#evicted + 1] = holder
   evicted[#evicted + 1] = label
-  tell('evicted', text, ARGV[3])
+  tell('evicted', text, ARGV[2])
 end
 if foreign then
   evicted = { '', 'foreign' }

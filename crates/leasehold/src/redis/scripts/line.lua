@@ -10,8 +10,9 @@
 --         when it holds, for those who do
 --       3 order: the place of every claim, sorted as text
 --       4 expiry: TOKEN -> when it lapses
---       5 fence: the last number given out in this slot; never expires
--- ARGV  1 the channel of events  2 the lock key's length, newline, lock key, for events
+--       5 fence, where a number may be needed: the last that was given out in this slot; never
+--         expires
+-- ARGV  1 the channel of events
 --
 -- A claim is text: fence, joined, units, holder id, mailbox, label, each with a newline behind,
 -- then the note. A place is its fence in 20 digits, its token and its mailbox in 32 each, and its
@@ -65,10 +66,11 @@ local function who(text)
   return string.match(text, '^%d+\n%d+\n%d+\n(%x+)\n%x*\n([^\n]*)\n')
 end
 
--- Tells those who watch. A reason stands behind a NUL, which no note has.
+-- Tells those who watch: the lock key, then each event, a NUL before it, which neither names nor
+-- notes have. A reason stands behind one more.
 local function tell(kind, text, reason)
   if reason then text = text .. '\0' .. reason end
-  call('PUBLISH', ARGV[1], kind .. '\n' .. ARGV[2] .. text)
+  call('PUBLISH', ARGV[1], LOCK .. '\0' .. kind .. '\n' .. text)
 end
 
 -- Takes a claim out of the hash. `held` says whether it was among those who hold.

@@ -1,22 +1,20 @@
 -- Gives a lease back or leaves the line, and rings those who hold now.
 --
--- KEYS  1 lock  2 line  3 order  4 expiry  5 fence
--- ARGV  1 the channel of events  2 the lock key's length, newline, lock key  3 token
+-- KEYS  1 lock  2 line  3 order  4 expiry
+-- ARGV  1 the channel of events  2 token
 -- Answers nothing but 1 on the usual ways. Otherwise `released`, expired;
 -- `expired`, expired; `taken`, expired, holder id, label.
 
-local token = ARGV[3]
+local token = ARGV[2]
 
--- The shortest way: an exclusive lease with nobody behind it.
-if redis.pcall('GET', KEYS[1]) == token then
-  local alone = redis.pcall('GETDEL', KEYS[2])
-  if type(alone) == 'string' then
-    redis.call('DEL', KEYS[1])
-    redis.call('PUBLISH', ARGV[1], 'released\n' .. ARGV[2] .. string.sub(alone, #token + 2))
+-- The shortest way: an exclusive lease with nobody behind it. What is no string shows as nothing.
+local holding, alone = unpack(redis.call('MGET', KEYS[1], KEYS[2]))
+if holding == token then
+  if alone then
+    redis.call('DEL', KEYS[1], KEYS[2])
+    redis.call('PUBLISH', ARGV[1], KEYS[1] .. '\0released\n' .. string.sub(alone, #token + 2))
     return 1
   end
-  -- Anything but a line in that place is a failure, a right that is missing for instance.
-  if type(alone) == 'table' and string.sub(alone.err, 1, 9) ~= 'WRONGTYPE' then return alone end
 
   -- The usual way with others behind it: the next one is exclusive too, and alive. Any dead ones
   -- further back are found by whoever comes to them.
@@ -35,8 +33,9 @@ if redis.pcall('GET', KEYS[1]) == token then
       redis.call('HDEL', KEYS[2], token, 'g:' .. token)
       redis.call('HSET', KEYS[2], 'h', heir, 'g:' .. heir, now)
       redis.call('PUBLISH', 'leasehold:mailbox:' .. sub(next, 53, 84), sub(next, 1, 52))
-      redis.call('PUBLISH', ARGV[1], 'released\n' .. ARGV[2] .. sub(left, #mine + 2))
-      redis.call('PUBLISH', ARGV[1], 'granted\n' .. ARGV[2] .. sub(came, #next + 2))
+      local events = KEYS[1] .. '\0released\n' .. sub(left, #mine + 2)
+        .. '\0granted\n' .. sub(came, #next + 2)
+      redis.call('PUBLISH', ARGV[1], events)
       return 1
     end
   end

@@ -1,7 +1,7 @@
 -- Gives a semaphore another limit, and rings those who hold by that.
 --
--- KEYS  1 lock  2 line  3 order  4 expiry  5 fence
--- ARGV  1 the channel of events  2 the lock key's length, newline, lock key  3 the limit
+-- KEYS  1 lock  2 line  3 order  4 expiry
+-- ARGV  1 the channel of events  2 the limit
 -- Answers `done`, expired, the limit before; `unused`, expired, 0; `mismatch`, expired, capacity;
 -- `held` or `wanted`, expired, how many.
 
@@ -9,7 +9,7 @@ local time = redis.call('TIME')
 -- @line
 
 open('')
-local limit = tonumber(ARGV[3])
+local limit = tonumber(ARGV[2])
 if form == 'none' and not foreign then return { 'unused', expired, 0 } end
 if form == 'none' or cap == ALL then return { 'mismatch', expired, ALL } end
 if u > limit then return { 'held', expired, u } end
@@ -20,6 +20,6 @@ end
 if most > limit then return { 'wanted', expired, most } end
 local before = cap
 cap = limit
-call('HSET', LINE, 'cap', ARGV[3])
+call('HSET', LINE, 'cap', ARGV[2])
 settle()
 return { 'done', expired, before }

@@ -13,18 +13,21 @@ local way = ARGV[9]
 if way ~= 'repair' and redis.call('HGET', KEYS[6], 'run') ~= ARGV[10] then
   return { 'probation', us }
 end
--- @line
-
+-- @draw
+local call = redis.call
+local token = ARGV[1]
 local entry = ARGV[3] .. token .. ARGV[7] .. ARGV[2] .. now_text .. '\n' .. ARGV[8]
 if way == 'repair' then raise_counter(ARGV[10]) end
 
 -- The shortest way: nobody is in line.
-if call('EXISTS', LINE) == 0 and call('SET', LOCK, token, 'NX', 'PX', ARGV[5]) then
-  vote = draw(ARGV[4])
-  call('HSET', LINE, 'h', token, 'v', vote, 'g', now_text, token, entry, 'o:' .. ARGV[2], token)
-  call('PEXPIRE', LINE, ARGV[5] + GRACE_MS)
+if call('EXISTS', KEYS[2]) == 0 and call('SET', KEYS[1], token, 'NX', 'PX', ARGV[5]) then
+  local vote = draw(ARGV[4])
+  call('HSET', KEYS[2], 'h', token, 'v', vote, 'g', now_text, token, entry, 'o:' .. ARGV[2], token)
+  call('PEXPIRE', KEYS[2], ARGV[5] + GRACE_MS)
   return { 'holds', us, vote, tonumber(ARGV[5]) }
 end
+
+-- @line
 
 open()
 if known then

@@ -5,6 +5,7 @@
 -- Answers `evicted`, us, holder id, label; both are empty if nobody held it.
 
 -- @time
+-- @draw
 -- @line
 
 open()

@@ -5,6 +5,33 @@
 -- Answers `released`, us; `expired`, us; `taken`, us, holder id, label.
 
 -- @time
+-- @draw
+local token, sub = ARGV[1], string.sub
+
+-- The usual ways: the claim holds, and nobody waits, or the first who does is alive. Any dead ones
+-- further back are found by whoever comes to them.
+if redis.pcall('GET', KEYS[1]) == token then
+  local head, known = unpack(redis.call('HMGET', KEYS[2], 'h', token))
+  local place = head == token and known and redis.call('ZRANGE', KEYS[3], '0', '0')[1]
+  if head == token and known and not place then
+    redis.call('DEL', KEYS[1], KEYS[2], KEYS[3], KEYS[4])
+    return { 'released', us }
+  end
+  local next = place and sub(place, 21, 52)
+  local lapses = next and redis.call('ZSCORE', KEYS[4], next)
+  if lapses and lapses >= now_text then
+    local vote = draw(ARGV[2])
+    redis.call('ZREM', KEYS[3], place)
+    redis.call('ZREM', KEYS[4], next)
+    redis.call('HDEL', KEYS[2], token, 'o:' .. sub(known, 85, 116))
+    redis.call('SET', KEYS[1], next, 'PXAT', lapses)
+    redis.call('HSET', KEYS[2], 'h', next, 'v', vote, 'g', now_text)
+    local bell = sub('0000000000000000000' .. vote, -20) .. next
+    redis.call('PUBLISH', 'leasehold:mailbox:' .. sub(place, 53, 84), bell)
+    return { 'released', us }
+  end
+end
+
 -- @line
 
 open()

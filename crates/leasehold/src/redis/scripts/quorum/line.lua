@@ -1,6 +1,6 @@
 -- One name's line at one node of a quorum, as `quorum/node_line.rs` defines it.
 --
--- Put into the other scripts of this folder where they say so.
+-- Put into the other scripts of this folder where they say so. Needs `draw.lua` before it.
 --
 -- KEYS  1 lock: the plain string that clients of other libraries respect: the token of the claim
 --         that holds. Its expiry is that claim's.
@@ -18,13 +18,9 @@
 -- milliseconds on this server's clock; a claim lives through the one in which it lapses, as keys
 -- do.
 
-local LOCK, LINE, ORDER, EXPIRY, FENCE = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
--- How long the companions outlive the last claim in them.
-local GRACE_MS = 60000
+local LOCK, LINE, ORDER, EXPIRY = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 -- How often whoever is next looks whether a client of another library has let go.
 local FOREIGN_MS = 200
--- How far a hint may be ahead of the node's own next number, in microseconds.
-local HINT_AHEAD_MAX = 60000000
 -- Among how many claims before it a claim looks for the instant to ask again.
 local WINDOW = 4
 
@@ -34,31 +30,6 @@ local token = ARGV[1]
 local head, vote, known = false, false, false
 -- Whether somebody else's value is at the lock key.
 local foreign = false
-
-local function below(one, other)
-  return #one < #other or #one == #other and one < other
-end
-
--- Raises the counter to a number that was never given, and returns it: `Seed::draw`.
-local function draw(hint)
-  local last = call('GET', FENCE) or '0'
-  local fresh = below(last, us)
-  local base = fresh and us or last
-  if below(base, hint) and hint - base <= HINT_AHEAD_MAX + (fresh and 0 or 1) then
-    call('SET', FENCE, hint)
-    return hint
-  end
-  if fresh then
-    call('SET', FENCE, us)
-    return us
-  end
-  call('INCR', FENCE)
-  return call('GET', FENCE)
-end
-
-local function raise_counter(to)
-  if below(call('GET', FENCE) or '0', to) then call('SET', FENCE, to) end
-end
 
 -- Holder id and label in an entry.
 local function who(entry)

@@ -5,6 +5,7 @@
 -- Answers as `stand` says.
 
 -- @time
+-- @draw
 -- @line
 
 open()
