@@ -4,12 +4,13 @@
 //! written on the lease of its patience, so that a waiter that dies is gone soon, and the line is
 //! read in the same transaction. A claim of another kind than the line's writes nothing.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join;
 use tonic::Status;
 
-use crate::claim::{Claim, ClaimKey, Standing};
+use crate::claim::{Claim, ClaimKey, Standing, Token};
 use crate::clock::{Clock, Moment, SystemClock};
 use crate::error::{Error, Kind, Result};
 use crate::line::{CLAIMS_MAX, Refusal};
@@ -21,6 +22,7 @@ use super::failure;
 use super::leases::{Granted, Term};
 use super::leave;
 use super::lineup::{self, Ahead, Lineup, first_with_value, holds, modes};
+use super::mailbox;
 use super::wire::{Compare, RangeRequest, RangeResponse, TxnRequest, TxnResponse, delete, put};
 
 /// How often a claim is tried when the line changes under it.
@@ -32,12 +34,16 @@ pub(super) const RETRY_IN: Duration = Duration::from_secs(10);
 
 /// One claim on its way.
 struct Asking<'a> {
-    inner: &'a Inner,
+    inner: &'a Arc<Inner>,
     claim: &'a Claim,
     key: Vec<u8>,
+    /// Whether that is this client's, and not that of another client which made the claim.
+    own: bool,
     detail: Detail,
     /// Writes although there is something in the line that may be of another kind.
     anyway: bool,
+    /// Whether it is heard who leaves while the request is on its way.
+    hears: bool,
 }
 
 /// What a round came to.
@@ -54,16 +60,29 @@ struct Found<'a> {
     lineup: &'a Lineup,
 }
 
-pub(super) async fn claim(inner: &Inner, claim: &Claim) -> Result<Standing> {
-    let key = inner.layout.key(&claim.key.name, &claim.key.token, claim.mode);
+pub(super) async fn claim(inner: &Arc<Inner>, claim: &Claim) -> Result<Standing> {
+    let before = inner.links.abandoned();
+    let slot = inner.book.slots.take(&claim.key, claim.mode, before);
+    let _busy = inner.book.slots.busy(&claim.key);
+    let (mut key, mut own) = (inner.layout.key(&claim.key.name, slot, claim.mode), true);
     let mut detail = Detail::of(claim);
     if let Some(record) = inner.book.get(&claim.key.token) {
         detail.joined_ms = record.detail.joined_ms;
+        if record.name == claim.key.name && record.mode == claim.mode {
+            (key, own) = (record.key, record.own);
+        }
     }
-    let before = inner.links.abandoned();
-    let mut asking = Asking { inner, claim, key, detail, anyway: false };
+    let mut asking = Asking { inner, claim, key, own, detail, anyway: false, hears: false };
+    let mut unanswered = Unanswered { inner, token: claim.key.token, answered: false };
     for _ in 0..ROUNDS_MAX {
         if let Round::Done(standing) = asking.round().await? {
+            unanswered.answered = true;
+            if let Standing::Out { .. } = standing
+                && inner.book.get(&claim.key.token).is_none()
+            {
+                // It was not written.
+                inner.book.slots.end(&claim.key, true, inner.links.abandoned());
+            }
             if inner.links.abandoned() != before {
                 asking.doubt(&standing);
             }
@@ -77,8 +96,27 @@ pub(super) async fn claim(inner: &Inner, claim: &Claim) -> Result<Standing> {
     })
 }
 
+/// Notes, of a claim that is in line already, that nobody waited for the answer to another request
+/// about it: that may yet take effect.
+struct Unanswered<'a> {
+    inner: &'a Inner,
+    token: Token,
+    answered: bool,
+}
+
+impl Drop for Unanswered<'_> {
+    fn drop(&mut self) {
+        if !self.answered {
+            self.inner.book.change(&self.token, |record| record.doubtful = true);
+        }
+    }
+}
+
 /// Makes claims on several names that nobody is in the way of, in one transaction.
-pub(super) async fn claim_all(inner: &Inner, claims: &[Claim]) -> Result<Option<Vec<Standing>>> {
+pub(super) async fn claim_all(
+    inner: &Arc<Inner>,
+    claims: &[Claim],
+) -> Result<Option<Vec<Standing>>> {
     // Each comparison counts, and a claim needs three at most.
     if claims.len() * 3 > OPERATIONS_MAX {
         return Ok(None);
@@ -88,8 +126,11 @@ pub(super) async fn claim_all(inner: &Inner, claims: &[Claim]) -> Result<Option<
     for claim in claims {
         let (name, mode) = (&claim.key.name, claim.mode);
         let lease = inner.leases.term(claim.ttl).obtain(&inner.links, claim.ttl).await?;
-        let key = inner.layout.key(name, &claim.key.token, mode);
-        let asking = Asking { inner, claim, key, detail: Detail::of(claim), anyway: false };
+        let slot = inner.book.slots.take(&claim.key, mode, inner.links.abandoned());
+        let key = inner.layout.key(name, slot, mode);
+        let detail = Detail::of(claim);
+        let (own, anyway, hears) = (true, false, false);
+        let asking = Asking { inner, claim, key, own, detail, anyway, hears };
         let others = inner.layout.other_kinds(name, mode);
         let spans = inner.layout.in_the_way(name, mode).into_iter().chain(others);
         request.compare.extend(spans.map(|span| Compare::none_in(&span)));
@@ -104,6 +145,7 @@ pub(super) async fn claim_all(inner: &Inner, claims: &[Claim]) -> Result<Option<
         Err(status) if failure::is_lease_gone(&status) => {
             for (asking, lease) in &all {
                 inner.leases.term(asking.claim.ttl).forget(lease.id);
+                inner.book.slots.end(&asking.claim.key, true, inner.links.abandoned());
             }
             return Ok(None);
         }
@@ -120,6 +162,10 @@ pub(super) async fn claim_all(inner: &Inner, claims: &[Claim]) -> Result<Option<
         let keys: Vec<ClaimKey> = claims.iter().map(|claim| claim.key.clone()).collect();
         leave::release(inner, &keys).await?;
     }
+    for claim in claims {
+        // None of them was written, or all were removed.
+        inner.book.slots.end(&claim.key, true, inner.links.abandoned());
+    }
     Ok(None)
 }
 
@@ -134,7 +180,7 @@ impl Asking<'_> {
     }
 
     async fn round(&mut self) -> Result<Round> {
-        let Inner { links, leases, .. } = self.inner;
+        let Inner { links, leases, .. } = &**self.inner;
         let (claim, sent) = (self.claim, SystemClock.now());
         let term = leases.term(claim.ttl);
         let lease = match term.alive(sent) {
@@ -145,6 +191,7 @@ impl Asking<'_> {
         let waiting = later.ready(sent, claim.patience).filter(|_| claim.join);
         if claim.join {
             self.inner.queue.asks(&claim.key.name, claim.key.token);
+            self.hears = mailbox::is_open(self.inner);
         }
         let request = self.request(lease.id, waiting);
         // A lease that ends too soon is kept alive beside the claim, not before it.
@@ -192,8 +239,8 @@ impl Asking<'_> {
         let in_the_way = layout.in_the_way(name, claim.mode);
         let mut compare: Vec<Compare> = in_the_way.iter().map(Compare::none_in).collect();
         compare.push(absent());
-        let line = lineup::head(layout, name).op();
-        let own = RangeRequest::one(&self.key).without_values().op();
+        let line = lineup::head_with_values(layout, name).op();
+        let own = RangeRequest::one(&self.key).op();
         let failure = match waiting {
             Some(waiting) => {
                 let mut compare = vec![absent()];
@@ -235,11 +282,23 @@ impl Asking<'_> {
         };
         let lineup = Lineup::read(&self.inner.layout, &claim.key.name, line, revision);
         let own = own.and_then(|own| own.kvs.into_iter().next());
-        let found = match (joined, waiting, own) {
-            (true, Some(waiting), _) => (revision, revision, waiting.id),
-            (_, _, Some(own)) => (own.create_revision, own.mod_revision, own.lease),
+        let token = Some(claim.key.token);
+        let own = own.filter(|own| self.inner.token_at(&claim.key.name, own) == token);
+        let elsewhere = lineup.own_but_at(&claim.key.token, &self.key).cloned();
+        if joined && elsewhere.is_some() {
+            // Another client made it already; there is one claim for a token.
+            self.undo(revision).await?;
+        }
+        let found = match (joined, waiting, own, elsewhere) {
+            (_, _, None, Some(other)) => {
+                (self.key, self.own) = (other.key, false);
+                (other.created, other.modified, other.lease)
+            }
+            (true, Some(waiting), _, _) => (revision, revision, waiting.id),
+            (_, _, Some(own), _) => (own.create_revision, own.mod_revision, own.lease),
             _ => return self.not_in_line((&lineup, first), lease, sent).await,
         };
+        let joined = joined && self.own;
         let (created, modified, on) = found;
         if joined && let Some(refusal) = self.refusal(&lineup) {
             self.undo(created).await?;
@@ -331,6 +390,11 @@ impl Asking<'_> {
         if *whole && holds(modes(entries), mode) {
             return self.confirm(found, lease, sent).await;
         }
+        if claim.join && !self.hears {
+            // Nobody told of whoever left since the line was read: it is asked for once more.
+            mailbox::ensure(inner).await?;
+            return Ok(Round::Again);
+        }
         let span = claim.patience;
         let kept = inner.leases.term(span).obtain(&inner.links, span).await?;
         let mut record = self.record(found.created, found.modified, found.lease);
@@ -344,7 +408,8 @@ impl Asking<'_> {
         inner.book.enter(claim.key.token, record);
         let fence = fence(found.created);
         let (token, revision) = (claim.key.token, found.lineup.revision);
-        let ring = inner.queue.stands(name, token, (fence, mode), (entries, *whole), revision);
+        let what = (&*self.key, fence, mode);
+        let ring = inner.queue.stands(name, token, what, (entries, *whole), revision);
         if let Some((token, fence)) = ring {
             inner.belfry.ring(&token, fence);
         }
@@ -394,6 +459,7 @@ impl Asking<'_> {
         Record {
             name: self.claim.key.name.clone(),
             key: self.key.clone(),
+            own: self.own,
             mode: self.claim.mode,
             detail,
             created,

@@ -5,6 +5,7 @@
 //! tells of those that went in between.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::claim::{ClaimKey, Renewal, Standing};
@@ -14,15 +15,14 @@ use crate::name::Name;
 
 use super::Inner;
 use super::ask::{RETRY_IN, fence};
-use super::book::Record;
+use super::book::{LOOK_ALWAYS_MAX, Record};
 use super::detail::Detail;
 use super::failure;
 use super::leases::Granted;
 use super::lineup::{self, Ahead, Lineup, first_with_value, holds, modes, read_many};
+use super::mailbox;
 use super::wire::{RangeRequest, RangeResponse, RequestOp};
 
-/// Up to this many claims are all looked at with each renewal: one transaction or two.
-const LOOK_ALWAYS_MAX: usize = 128;
 /// With more, each claim is looked at with every fourth renewal at the latest.
 const UNSEEN_MAX: u8 = 3;
 
@@ -34,7 +34,7 @@ struct Case<'a> {
     look: Option<usize>,
 }
 
-pub(super) async fn renew(inner: &Inner, renewals: &[Renewal]) -> Result<Vec<Standing>> {
+pub(super) async fn renew(inner: &Arc<Inner>, renewals: &[Renewal]) -> Result<Vec<Standing>> {
     if renewals.is_empty() {
         return Ok(Vec::new());
     }
@@ -48,7 +48,11 @@ pub(super) async fn renew(inner: &Inner, renewals: &[Renewal]) -> Result<Vec<Sta
         cases.push(Case { renewal, record, look: None });
     }
     let kept = keep(inner, &cases).await?;
-    let (looks, lines) = look(inner, &mut cases).await?;
+    let heard = mailbox::is_open(inner);
+    if !heard && cases.len() > LOOK_ALWAYS_MAX {
+        listen(inner).await;
+    }
+    let (looks, lines) = look(inner, &mut cases, heard).await?;
     let mut standings = Vec::with_capacity(cases.len());
     for case in &cases {
         let Some(record) = &case.record else {
@@ -65,7 +69,7 @@ pub(super) async fn renew(inner: &Inner, renewals: &[Renewal]) -> Result<Vec<Sta
 /// Finds a claim that another client made: whoever has its handle may keep it.
 pub(super) async fn find(inner: &Inner, key: &ClaimKey) -> Result<Option<Record>> {
     let ClaimKey { name, token } = key;
-    let lineup = lineup::read_all(inner, name).await?;
+    let lineup = lineup::read_all_with_values(inner, name).await?;
     let Some(own) = lineup.own(token) else { return Ok(None) };
     let range: RangeResponse =
         inner.links.ask("/etcdserverpb.KV/Range", &RangeRequest::one(&own.key)).await?;
@@ -84,6 +88,7 @@ pub(super) async fn find(inner: &Inner, key: &ClaimKey) -> Result<Option<Record>
         doubtful: false,
         seen: kv.mod_revision,
         key: kv.key,
+        own: false,
     }))
 }
 
@@ -113,8 +118,21 @@ struct Look {
 /// What was looked at, in order; `None` for what is gone.
 type Looks = Vec<Option<Look>>;
 
-async fn look(inner: &Inner, cases: &mut [Case<'_>]) -> Result<(Looks, HashMap<Name, Lineup>)> {
-    let always = cases.len() <= LOOK_ALWAYS_MAX;
+/// Hears of claims that go, from now on: not all of so many are looked at each time.
+async fn listen(inner: &Arc<Inner>) {
+    if let Err(error) = mailbox::ensure(inner).await {
+        tracing::debug!(%error, "all claims are looked at, because none is heard to go");
+    }
+}
+
+/// Looks at claims: at all of them, unless they are many and it would have been `heard` that one
+/// went.
+async fn look(
+    inner: &Inner,
+    cases: &mut [Case<'_>],
+    heard: bool,
+) -> Result<(Looks, HashMap<Name, Lineup>)> {
+    let always = !heard || cases.len() <= LOOK_ALWAYS_MAX;
     let mut reads: Vec<RequestOp> = Vec::new();
     let mut names: Vec<Name> = Vec::new();
     for case in cases.iter_mut() {
@@ -245,7 +263,7 @@ async fn rest_on(
 fn stand_again(inner: &Inner, renewal: &Renewal, record: &Record, ahead: &Ahead, revision: i64) {
     let (token, number) = (renewal.key.token, fence(record.created));
     let who = (&*ahead.entries, ahead.whole);
-    let what = (number, record.mode);
+    let what = (&*record.key, number, record.mode);
     if let Some((token, fence)) = inner.queue.stands(&record.name, token, what, who, revision) {
         inner.belfry.ring(&token, fence);
     }
