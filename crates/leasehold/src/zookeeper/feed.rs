@@ -19,7 +19,7 @@ use crate::error::Result;
 use crate::name::Name;
 
 use super::Inner;
-use super::ask::fence;
+use super::create::fence;
 use super::detail::Detail;
 use super::nodes::{Ours, Sequence, decode, encode, holds, read_node, read_note_node};
 use super::read::make;

@@ -358,7 +358,7 @@ pub(super) async fn visit(inner: &Inner, key: &ClaimKey, ttl: Duration) -> Resul
     let holds = holds(modes(&lineup.entries[..at]), lineup.entries[at].mode);
     Ok(match holds {
         true => {
-            let fence = super::ask::fence(&stat);
+            let fence = super::create::fence(&stat);
             Standing::Held { fence, remaining: kept.remaining(ttl) }
         }
         false => Standing::Queued { ahead: at, retry_in: RETRY_IN },

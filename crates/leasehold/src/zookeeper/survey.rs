@@ -11,7 +11,7 @@ use crate::line::{Entry as LineEntry, Line};
 use crate::name::Name;
 
 use super::Inner;
-use super::ask::fence;
+use super::create::fence;
 use super::detail::Detail;
 use super::keep::mark;
 use super::leave::ttl_of;

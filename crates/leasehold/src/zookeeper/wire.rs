@@ -128,10 +128,10 @@ impl<'a> In<'a> {
     pub(super) fn stat(&mut self) -> Result<Stat, Odd> {
         let (created, modified) = (self.long()?, self.long()?);
         let (born_ms, written_ms) = (self.long()?, self.long()?);
-        let (version, _children, _acl) = (self.int()?, self.int()?, self.int()?);
+        let (version, _changes, _acl) = (self.int()?, self.int()?, self.int()?);
         let (_owner, _length) = (self.long()?, self.int()?);
-        let (_count, _last) = (self.int()?, self.long()?);
-        Ok(Stat { created, modified, born_ms, written_ms, version })
+        let (children, _last) = (self.int()?, self.long()?);
+        Ok(Stat { created, modified, born_ms, written_ms, version, children })
     }
 }
 
@@ -148,6 +148,8 @@ pub(super) struct Stat {
     pub(super) written_ms: i64,
     /// How often its data was written.
     pub(super) version: i32,
+    /// How many nodes are below it.
+    pub(super) children: i32,
 }
 
 /// How long a node lives, and whether it gets a number.
