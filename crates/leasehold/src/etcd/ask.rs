@@ -10,7 +10,7 @@ use std::time::Duration;
 use futures_util::future::join;
 use tonic::Status;
 
-use crate::claim::{Claim, ClaimKey, Standing, Token};
+use crate::claim::{Claim, ClaimKey, Mode, Standing, Token};
 use crate::clock::{Clock, Moment, SystemClock};
 use crate::error::{Error, Kind, Result};
 use crate::line::{CLAIMS_MAX, Refusal};
@@ -238,7 +238,10 @@ impl Asking<'_> {
         let absent = || Compare::created(&self.key, 0);
         let in_the_way = layout.in_the_way(name, claim.mode);
         let mut compare: Vec<Compare> = in_the_way.iter().map(Compare::none_in).collect();
-        compare.push(absent());
+        if claim.mode == Mode::Shared {
+            // For the others the whole line is in the way, and this key is in it.
+            compare.push(absent());
+        }
         let line = lineup::head_with_values(layout, name).op();
         let own = RangeRequest::one(&self.key).op();
         let failure = match waiting {
