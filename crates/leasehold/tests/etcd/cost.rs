@@ -35,6 +35,45 @@ async fn a_cycle_is_two_proposals_contended_or_not() {
     assert_eq!(revision(&server) - before, 243, "nor in another epoch, but for its beginning");
 }
 
+/// etcd remembers deleted keys until it is compacted, and reads past them: with a key for each
+/// claim, a name would get slower with every lock it ever had.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_uses_its_keys_on_a_name_again() {
+    let server = server().await;
+    let client = client(server.url()).await;
+    let mut keys = std::collections::BTreeSet::new();
+    for _ in 0..5 {
+        let lease = client.mutex("again").lock().await.expect("free");
+        let mut next = Waiter::start(client.claim("again"));
+        until_waiting(&client, "again", 1).await;
+        keys.extend(claims(&server));
+        lease.release().await.expect("an answer");
+        next.granted().await.release().await.expect("an answer");
+        let permit = client.semaphore("permits", 2).acquire().await.expect("free");
+        keys.extend(claims(&server));
+        permit.release().await.expect("an answer");
+        assert!(claims(&server).is_empty());
+    }
+    assert_eq!(keys.len(), 3, "two at a time on the one name, one on the other: {keys:?}");
+    assert!(client.mutex("again").try_lock().await.expect("an answer").is_some());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_never_waits_does_not_watch() {
+    let server = server().await;
+    let [one, two] = [client(server.url()).await, client(server.url()).await];
+    for _ in 0..3 {
+        one.mutex("free").lock().await.expect("free").release().await.expect("an answer");
+    }
+    assert_eq!(metric(&server, "etcd_debugging_mvcc_watcher_total"), 0);
+    let lease = one.mutex("taken").ttl(LONG).lock().await.expect("free");
+    let mut next = Waiter::start(two.claim("taken").ttl(LONG));
+    until_waiting(&one, "taken", 1).await;
+    until("a watch", async || metric(&server, "etcd_debugging_mvcc_watcher_total") == 1).await;
+    lease.release().await.expect("an answer");
+    next.granted().await.release().await.expect("an answer");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_refused_try_writes_nothing() {
     let server = server().await;
