@@ -101,9 +101,10 @@ async fn f92_leases_survive_the_restart_of_the_whole_cluster() {
     handed_over(lease, &mut waiter).await;
 }
 
-/// A leader that was stopped for longer than a ttl may believe, before it hears that it was replaced,
-/// that the leases it knew have ended; servers before 3.4.31 and 3.5.13 then let it end them. So a
-/// lease may be lost here although it was renewed, and its holder is told by the next renewal.
+/// A leader that was stopped for longer than a ttl may believe, before it hears that it was
+/// replaced, that the leases it knew have ended; servers before 3.4.31 and 3.5.13 then let it end
+/// them. So a lease may be lost here although it was renewed, and its holder is told by the next
+/// renewal.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f93_leader_that_slept_for_longer_than_a_ttl_ends_no_lease_without_a_word() {
     let ttl = Duration::from_secs(8);
