@@ -185,11 +185,10 @@ async fn one(
         Some(Some(look)) if look.created == record.created => {
             (record.modified, record.lease, record.unseen) = (look.modified, look.lease, 0);
         }
-        Some(look) => {
+        Some(_) => {
             // Gone; or gone and back, by another client that has its token.
             inner.book.remove(&token);
-            let found = if look.is_some() { find(inner, &renewal.key).await? } else { None };
-            match found {
+            match find(inner, &renewal.key).await? {
                 Some(found) => (record, is_adopted) = (found, true),
                 None => {
                     inner.queue.forget(&record.name, &token);

@@ -72,7 +72,7 @@ async fn take_out(inner: &Inner, keys: &[ClaimKey], kept: bool) -> Result<Vec<Re
     let mut leaving = Vec::with_capacity(keys.len());
     let mut lines: HashMap<&Name, lineup::Lineup> = HashMap::new();
     let mut seen = HashSet::with_capacity(keys.len());
-    let mut own = false;
+    let (mut own, mut noted) = (false, Vec::new());
     for (index, claim @ ClaimKey { name, token }) in keys.iter().enumerate() {
         if !seen.insert(claim) {
             // etcd compares before it removes anything, so the second of two would find itself.
@@ -85,6 +85,7 @@ async fn take_out(inner: &Inner, keys: &[ClaimKey], kept: bool) -> Result<Vec<Re
             leaving.push(Leaving { index, name, token, key, created });
             // A shared claim's key is its own for ever.
             own = record.own && (kept || record.mode == Mode::Shared);
+            noted.push(index);
             continue;
         }
         // Somebody else's, by its handle, or one whose answer never came.
@@ -125,7 +126,24 @@ async fn take_out(inner: &Inner, keys: &[ClaimKey], kept: bool) -> Result<Vec<Re
             }
         }
     }
+    for index in noted {
+        if released[index] != Released::Released && take_from_elsewhere(inner, &keys[index]).await?
+        {
+            released[index] = Released::Released;
+        }
+    }
     Ok(released)
+}
+
+/// A claim that is not where this client noted it: another that has its token may have given it
+/// back and made it anew, with a key of its own.
+async fn take_from_elsewhere(inner: &Inner, claim: &ClaimKey) -> Result<bool> {
+    let ClaimKey { name, token } = claim;
+    let line = lineup::read_all_with_values(inner, name).await?;
+    let Some(Entry { key, created, .. }) = line.own(token).cloned() else { return Ok(false) };
+    let answer = remove(inner, &[Leaving { index: 0, name, token, key, created }]).await?;
+    let done = answer.responses.into_iter().next().and_then(|response| response.done);
+    Ok(matches!(done, Some(Done::Txn(one)) if one.succeeded))
 }
 
 /// The usual case. No comparison is needed: this client made the claim, and no other has its key

@@ -142,6 +142,26 @@ async fn client_that_has_anothers_handle_does_not_write_at_the_others_key() {
     assert!(matches!(renewed(&one, &own).await, Standing::Held { .. }));
 }
 
+/// There is one claim for a token, wherever it is.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn claim_that_another_client_gave_back_and_made_anew_is_renewed_and_released_by_the_first() {
+    let server = server().await;
+    let (one, two) = (engine(&server).await, engine(&server).await);
+    for is_renewed in [true, false] {
+        let shared = claim("n");
+        held(&one, &shared).await;
+        assert_eq!(release(&two, &shared).await, Released::Released);
+        let again = held(&two, &shared).await;
+        if is_renewed {
+            let told = renewed(&one, &shared).await;
+            assert!(matches!(told, Standing::Held { fence, .. } if fence == again), "{told:?}");
+        }
+        assert_eq!(release(&one, &shared).await, Released::Released);
+        assert_eq!(release(&two, &shared).await, Released::AlreadyExpired);
+        assert!(claims(&server).is_empty());
+    }
+}
+
 /// As a snapshot brings back: the same key with a claim that is long over.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn key_at_which_an_old_claim_is_back_is_left_alone() {
