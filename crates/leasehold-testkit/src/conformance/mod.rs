@@ -34,6 +34,7 @@ mod reentry;
 mod release;
 mod rwlock;
 mod shared;
+mod slow;
 mod support;
 mod totals;
 mod unsure;
@@ -99,6 +100,7 @@ const GROUPS: &[&[Case]] = &[
     release::CASES,
     rwlock::CASES,
     shared::CASES,
+    slow::CASES,
     totals::CASES,
     unsure::CASES,
     watch::CASES,

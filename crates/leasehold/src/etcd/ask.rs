@@ -10,7 +10,7 @@ use std::time::Duration;
 use futures_util::future::join;
 use tonic::Status;
 
-use crate::claim::{Claim, ClaimKey, Standing};
+use crate::claim::{Claim, ClaimKey, Mode, Standing, Token};
 use crate::clock::{Clock, Moment, SystemClock};
 use crate::epochs::Epochs;
 use crate::error::{Error, Kind, Result};
@@ -22,8 +22,10 @@ use super::detail::Detail;
 use super::epoch::fence;
 use super::failure;
 use super::leases::{Granted, Term};
-use super::leave;
+use super::leave::{self, NEVER_CREATED};
 use super::lineup::{self, Ahead, Lineup, first_with_value, holds, modes};
+use super::mailbox;
+use super::queue::Own;
 use super::wire::{Compare, RangeRequest, RangeResponse, TxnRequest, TxnResponse, delete, put};
 
 /// How often a claim is tried when the line changes under it.
@@ -35,14 +37,18 @@ pub(super) const RETRY_IN: Duration = Duration::from_secs(10);
 
 /// One claim on its way.
 struct Asking<'a> {
-    inner: &'a Inner,
+    inner: &'a Arc<Inner>,
     claim: &'a Claim,
     key: Vec<u8>,
+    /// Whether that is this client's, and not that of another client which made the claim.
+    own: bool,
     detail: Detail,
     /// What is added to revisions, as of the last answer.
     epochs: Arc<Epochs>,
     /// Writes although there is something in the line that may be of another kind.
     anyway: bool,
+    /// Whether it is heard who leaves while the request is on its way.
+    hears: bool,
 }
 
 /// What a round came to.
@@ -59,17 +65,29 @@ struct Found<'a> {
     lineup: &'a Lineup,
 }
 
-pub(super) async fn claim(inner: &Inner, claim: &Claim) -> Result<Standing> {
-    let key = inner.layout.key(&claim.key.name, &claim.key.token, claim.mode);
+pub(super) async fn claim(inner: &Arc<Inner>, claim: &Claim) -> Result<Standing> {
+    let before = inner.links.abandoned();
+    let slot = inner.book.slots.take(&claim.key, claim.mode, before);
+    let _busy = inner.book.slots.busy(&claim.key);
+    let (mut key, mut own) = (inner.layout.key(&claim.key.name, slot, claim.mode), true);
     let mut detail = Detail::of(claim);
     if let Some(record) = inner.book.get(&claim.key.token) {
         detail.joined_ms = record.detail.joined_ms;
+        if record.name == claim.key.name && record.mode == claim.mode {
+            (key, own) = (record.key, record.own);
+        }
     }
-    let before = inner.links.abandoned();
-    let epochs = Arc::default();
-    let mut asking = Asking { inner, claim, key, detail, epochs, anyway: false };
+    let mut asking = Asking::new(inner, claim, (key, own), detail);
+    let mut unanswered = Unanswered { inner, token: claim.key.token, answered: false };
     for _ in 0..ROUNDS_MAX {
         if let Round::Done(standing) = asking.round().await? {
+            unanswered.answered = true;
+            if let Standing::Out { .. } = standing
+                && inner.book.get(&claim.key.token).is_none()
+            {
+                // It was not written.
+                inner.book.slots.end(&claim.key, true, inner.links.abandoned());
+            }
             if inner.links.abandoned() != before {
                 asking.doubt(&standing);
             }
@@ -83,8 +101,27 @@ pub(super) async fn claim(inner: &Inner, claim: &Claim) -> Result<Standing> {
     })
 }
 
+/// Notes, of a claim that is in line already, that nobody waited for the answer to another request
+/// about it: that may yet take effect.
+struct Unanswered<'a> {
+    inner: &'a Inner,
+    token: Token,
+    answered: bool,
+}
+
+impl Drop for Unanswered<'_> {
+    fn drop(&mut self) {
+        if !self.answered {
+            self.inner.book.change(&self.token, |record| record.doubtful = true);
+        }
+    }
+}
+
 /// Makes claims on several names that nobody is in the way of, in one transaction.
-pub(super) async fn claim_all(inner: &Inner, claims: &[Claim]) -> Result<Option<Vec<Standing>>> {
+pub(super) async fn claim_all(
+    inner: &Arc<Inner>,
+    claims: &[Claim],
+) -> Result<Option<Vec<Standing>>> {
     // Each comparison counts, and a claim needs three at most.
     if claims.len() * 3 > OPERATIONS_MAX {
         return Ok(None);
@@ -95,9 +132,9 @@ pub(super) async fn claim_all(inner: &Inner, claims: &[Claim]) -> Result<Option<
     for claim in claims {
         let (name, mode) = (&claim.key.name, claim.mode);
         let lease = inner.leases.term(claim.ttl).obtain(&inner.links, claim.ttl).await?;
-        let key = inner.layout.key(name, &claim.key.token, mode);
-        let (detail, epochs) = (Detail::of(claim), Arc::default());
-        let asking = Asking { inner, claim, key, detail, epochs, anyway: false };
+        let slot = inner.book.slots.take(&claim.key, mode, inner.links.abandoned());
+        let key = inner.layout.key(name, slot, mode);
+        let asking = Asking::new(inner, claim, (key, true), Detail::of(claim));
         let others = inner.layout.other_kinds(name, mode);
         let spans = inner.layout.in_the_way(name, mode).into_iter().chain(others);
         request.compare.extend(spans.map(|span| Compare::none_in(&span)));
@@ -112,6 +149,7 @@ pub(super) async fn claim_all(inner: &Inner, claims: &[Claim]) -> Result<Option<
         Err(status) if failure::is_lease_gone(&status) => {
             for (asking, lease) in &all {
                 inner.leases.term(asking.claim.ttl).forget(lease.id);
+                inner.book.slots.end(&asking.claim.key, true, inner.links.abandoned());
             }
             return Ok(None);
         }
@@ -131,10 +169,24 @@ pub(super) async fn claim_all(inner: &Inner, claims: &[Claim]) -> Result<Option<
         let keys: Vec<ClaimKey> = claims.iter().map(|claim| claim.key.clone()).collect();
         leave::release(inner, &keys).await?;
     }
+    for claim in claims {
+        // None of them was written, or all were removed.
+        inner.book.slots.end(&claim.key, true, inner.links.abandoned());
+    }
     Ok(None)
 }
 
-impl Asking<'_> {
+impl<'a> Asking<'a> {
+    fn new(
+        inner: &'a Arc<Inner>,
+        claim: &'a Claim,
+        (key, own): (Vec<u8>, bool),
+        detail: Detail,
+    ) -> Self {
+        let epochs = Arc::default();
+        Self { inner, claim, key, own, detail, epochs, anyway: false, hears: false }
+    }
+
     /// A request that was given up may yet take effect, also when this claim is long over.
     fn doubt(&self, standing: &Standing) {
         let (book, key) = (&self.inner.book, &self.claim.key);
@@ -145,7 +197,7 @@ impl Asking<'_> {
     }
 
     async fn round(&mut self) -> Result<Round> {
-        let Inner { links, leases, .. } = self.inner;
+        let Inner { links, leases, .. } = &**self.inner;
         let (claim, sent) = (self.claim, SystemClock.now());
         let term = leases.term(claim.ttl);
         let lease = match term.alive(sent) {
@@ -153,9 +205,10 @@ impl Asking<'_> {
             None => term.obtain(links, claim.ttl).await?,
         };
         let later = leases.term(claim.patience);
-        let waiting = later.ready(sent, claim.patience).filter(|_| claim.join);
+        let waiting = later.ready(sent, claim.patience).filter(|_| claim.join && self.own);
         if claim.join {
             self.inner.queue.asks(&claim.key.name, claim.key.token);
+            self.hears = mailbox::is_open(self.inner);
         }
         let request = self.request(lease.id, waiting);
         // A lease that ends too soon is kept alive beside the claim, not before it.
@@ -202,10 +255,19 @@ impl Asking<'_> {
         let absent = || Compare::created(&self.key, 0);
         let in_the_way = layout.in_the_way(name, claim.mode);
         let mut compare: Vec<Compare> = in_the_way.iter().map(Compare::none_in).collect();
-        compare.push(absent());
-        let line = lineup::head(layout, name).op();
-        let own = RangeRequest::one(&self.key).without_values().op();
+        if claim.mode == Mode::Shared {
+            // For the others the whole line is in the way, and this key is in it.
+            compare.push(absent());
+        }
+        let line = lineup::head_with_values(layout, name).op();
+        let own = RangeRequest::one(&self.key).op();
         let epochs = self.inner.epoch_request().op();
+        if !self.own {
+            // Only whose key it is writes there: for him it may be another claim's by now.
+            let compare = vec![Compare::created(&self.key, NEVER_CREATED)];
+            let failure = vec![epochs, line, own];
+            return TxnRequest { compare, success: Vec::new(), failure };
+        }
         let failure = match waiting {
             Some(waiting) => {
                 let mut compare = vec![absent()];
@@ -253,11 +315,28 @@ impl Asking<'_> {
         };
         let lineup = Lineup::read(&self.inner.layout, &claim.key.name, line, revision);
         let own = own.and_then(|own| own.kvs.into_iter().next());
-        let found = match (joined, waiting, own) {
-            (true, Some(waiting), _) => (revision, revision, waiting.id),
-            (_, _, Some(own)) => (own.create_revision, own.mod_revision, own.lease),
+        let token = Some(claim.key.token);
+        let is_somebodys = own.is_some();
+        let own = own.filter(|own| self.inner.token_at(&claim.key.name, own) == token);
+        let elsewhere = lineup.own_but_at(&claim.key.token, &self.key).cloned();
+        if own.is_none() && elsewhere.is_none() && (is_somebodys || !self.own) {
+            self.change_key();
+            return Ok(Round::Again);
+        }
+        if joined && elsewhere.is_some() {
+            // Another client made it already; there is one claim for a token.
+            self.undo(revision).await?;
+        }
+        let found = match (joined, waiting, own, elsewhere) {
+            (_, _, None, Some(other)) => {
+                (self.key, self.own) = (other.key, false);
+                (other.created, other.modified, other.lease)
+            }
+            (true, Some(waiting), _, _) => (revision, revision, waiting.id),
+            (_, _, Some(own), _) => (own.create_revision, own.mod_revision, own.lease),
             _ => return self.not_in_line((&lineup, first), lease, sent).await,
         };
+        let joined = joined && self.own;
         let (created, modified, on) = found;
         if joined && let Some(refusal) = self.refusal(&lineup) {
             self.undo(created).await?;
@@ -265,6 +344,16 @@ impl Asking<'_> {
         }
         let found = Found { created, modified, lease: on, lineup: &lineup };
         self.settle(found, lease, sent).await
+    }
+
+    /// The claim is not where it was thought to be, and must not be written there.
+    fn change_key(&mut self) {
+        let (slots, claim) = (&self.inner.book.slots, self.claim);
+        if self.own {
+            slots.replace(&claim.key);
+        }
+        let slot = slots.take(&claim.key, claim.mode, self.inner.links.abandoned());
+        (self.key, self.own) = (self.inner.layout.key(&claim.key.name, slot, claim.mode), true);
     }
 
     /// Why the line does not take this claim.
@@ -351,6 +440,11 @@ impl Asking<'_> {
         if *whole && holds(modes(entries), mode) {
             return self.confirm(found, lease, sent).await;
         }
+        if claim.join && !self.hears {
+            // Nobody told of whoever left since the line was read: it is asked for once more.
+            mailbox::ensure(inner).await?;
+            return Ok(Round::Again);
+        }
         let span = claim.patience;
         let kept = inner.leases.term(span).obtain(&inner.links, span).await?;
         let mut record = self.record(found.created, found.modified, found.lease);
@@ -364,7 +458,8 @@ impl Asking<'_> {
         inner.book.enter(claim.key.token, record);
         let fence = fence(&self.epochs, found.created);
         let (token, revision) = (claim.key.token, found.lineup.revision);
-        let ring = inner.queue.stands(name, token, (fence, mode), (entries, *whole), revision);
+        let own = Own { key: self.key.clone(), created: found.created, fence, mode };
+        let ring = inner.queue.stands(name, token, own, (entries, *whole), revision);
         if let Some((token, fence)) = ring {
             inner.belfry.ring(&token, fence);
         }
@@ -414,6 +509,7 @@ impl Asking<'_> {
         Record {
             name: self.claim.key.name.clone(),
             key: self.key.clone(),
+            own: self.own,
             mode: self.claim.mode,
             detail,
             created,

@@ -16,6 +16,7 @@ use crate::name::Name;
 
 use super::detail::Detail;
 use super::link::lock;
+use super::slots::Slots;
 
 /// When a claim that was given back is looked for again, if a request for it may still be on its
 /// way: servers give up on a request after seven seconds.
@@ -23,12 +24,16 @@ const LOOKS: [Duration; 3] =
     [Duration::from_secs(1), Duration::from_secs(4), Duration::from_secs(15)];
 /// How many of those are kept in mind; beyond that the oldest are left to their lease.
 const DOUBTS_MAX: usize = 10_000;
+/// Up to this many claims are all looked at with each renewal: one transaction or two.
+pub(super) const LOOK_ALWAYS_MAX: usize = 128;
 
 /// A claim of this client.
 #[derive(Debug, Clone)]
 pub(super) struct Record {
     pub(super) name: Name,
     pub(super) key: Vec<u8>,
+    /// Whether the key is this client's, and not that of whoever made the claim.
+    pub(super) own: bool,
     pub(super) mode: Mode,
     pub(super) detail: Detail,
     /// The revision it was created at: its fence.
@@ -57,7 +62,9 @@ pub(super) struct Doubt {
 
 #[derive(Debug, Default)]
 pub(super) struct Book {
-    records: Mutex<HashMap<Token, Record>>,
+    records: Mutex<Records>,
+    /// The keys of those claims, and of such that may be on their way.
+    pub(super) slots: Slots,
     /// Rung when a claim may end sooner than all before.
     pub(super) sooner: Notify,
     /// When the janitor looks next.
@@ -65,37 +72,97 @@ pub(super) struct Book {
     doubts: Mutex<VecDeque<Doubt>>,
 }
 
+#[derive(Debug, Default)]
+struct Records {
+    claims: HashMap<Token, Record>,
+    /// Whose a key is: an event names no token.
+    keys: HashMap<Vec<u8>, Token>,
+}
+
+impl Records {
+    fn enter(&mut self, token: Token, record: Record) {
+        if let Some(before) = self.claims.get(&token).filter(|before| before.key != record.key) {
+            let before = before.key.clone();
+            self.unlink(&before, &token);
+        }
+        self.keys.insert(record.key.clone(), token);
+        self.claims.insert(token, record);
+    }
+
+    fn remove(&mut self, token: &Token) -> Option<Record> {
+        let record = self.claims.remove(token)?;
+        self.unlink(&record.key, token);
+        Some(record)
+    }
+
+    /// A key that was used again since is another claim's.
+    fn unlink(&mut self, key: &[u8], token: &Token) {
+        if self.keys.get(key) == Some(token) {
+            self.keys.remove(key);
+        }
+    }
+}
+
 impl Book {
     pub(super) fn get(&self, token: &Token) -> Option<Record> {
-        lock(&self.records).get(token).cloned()
+        lock(&self.records).claims.get(token).cloned()
     }
 
     pub(super) fn enter(&self, token: Token, record: Record) {
         let until = record.until;
-        lock(&self.records).insert(token, record);
-        if lock(&self.next).is_none_or(|next| until < next) {
+        lock(&self.records).enter(token, record);
+        self.expect(until);
+    }
+
+    /// What is new about a claim that was entered; nothing, if it was given back meanwhile.
+    pub(super) fn enter_again(&self, token: Token, record: Record) {
+        let (until, mut records) = (record.until, lock(&self.records));
+        if records.claims.contains_key(&token) {
+            records.enter(token, record);
+            drop(records);
+            self.expect(until);
+        }
+    }
+
+    /// Something may be to be done at that time.
+    fn expect(&self, at: Moment) {
+        if lock(&self.next).is_none_or(|next| at < next) {
             self.sooner.notify_one();
         }
     }
 
-    pub(super) fn remove(&self, token: &Token) -> Option<Record> {
-        lock(&self.records).remove(token)
+    /// A claim is not this client's any more, whatever became of it.
+    pub(super) fn remove(&self, token: &Token) {
+        let removed = lock(&self.records).remove(token);
+        if let Some(record) = removed {
+            self.slots.drop_in_doubt(&ClaimKey { name: record.name, token: *token });
+        }
+    }
+
+    /// A claim was given back. `abandoned` is how many requests were given up so far.
+    pub(super) fn given_back(&self, key: &ClaimKey, abandoned: u64) -> Option<Record> {
+        let record = lock(&self.records).remove(&key.token);
+        let sure = |record: &Record| record.name == key.name && !record.doubtful;
+        self.slots.end(key, record.as_ref().is_some_and(sure), abandoned);
+        record
     }
 
     pub(super) fn change(&self, token: &Token, change: impl FnOnce(&mut Record)) {
-        if let Some(record) = lock(&self.records).get_mut(token) {
+        if let Some(record) = lock(&self.records).claims.get_mut(token) {
             change(record);
         }
     }
 
-    /// A key of ours is gone from the store.
-    pub(super) fn gone(&self, token: &Token, revision: i64) {
-        // It is seen, and said, when the claim is renewed next.
-        self.change(token, |record| {
-            if record.created < revision {
-                record.unseen = u8::MAX;
-            }
-        });
+    /// A key is gone from the store.
+    pub(super) fn gone(&self, key: &[u8], revision: i64) {
+        let mut records = lock(&self.records);
+        let Records { claims, keys } = &mut *records;
+        let gone = keys.get(key).and_then(|token| claims.get_mut(token));
+        // It is seen, and said, when the claim is renewed next. A claim that was made since then
+        // with the same key is not meant.
+        if let Some(record) = gone.filter(|record| record.created < revision) {
+            record.unseen = u8::MAX;
+        }
     }
 
     /// Notes that a claim may come to be although its owner is done with it.
@@ -120,9 +187,7 @@ impl Book {
         }
         doubts.push_back(doubt);
         drop(doubts);
-        if lock(&self.next).is_none_or(|next| at < next) {
-            self.sooner.notify_one();
-        }
+        self.expect(at);
     }
 
     /// The doubts that are to be looked at.
@@ -136,16 +201,21 @@ impl Book {
     /// The claims whose time is up, and when the next one's is.
     pub(super) fn overdue(&self, now: Moment) -> (Vec<(Token, Record)>, Option<Moment>) {
         let records = lock(&self.records);
-        let due = records.iter().filter(|(_, record)| record.until <= now);
+        let due = records.claims.iter().filter(|(_, record)| record.until <= now);
         let due = due.map(|(token, record)| (*token, record.clone())).collect();
-        let left = records.values().map(|record| record.until).filter(|until| *until > now);
+        let left = records.claims.values().map(|record| record.until).filter(|until| *until > now);
         let doubts = lock(&self.doubts).iter().map(|doubt| doubt.at).min();
         let next = left.chain(doubts).min();
         *lock(&self.next) = next;
         (due, next)
     }
 
+    /// Whether there are more claims than are all looked at with each renewal.
+    pub(super) fn is_long(&self) -> bool {
+        lock(&self.records).claims.len() > LOOK_ALWAYS_MAX
+    }
+
     pub(super) fn uses(&self, lease: i64) -> bool {
-        lock(&self.records).values().any(|record| record.lease == lease)
+        lock(&self.records).claims.values().any(|record| record.lease == lease)
     }
 }

@@ -5,6 +5,7 @@
 //! tells of those that went in between.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::claim::{ClaimKey, Renewal, Standing};
@@ -14,15 +15,15 @@ use crate::name::Name;
 
 use super::Inner;
 use super::ask::RETRY_IN;
-use super::book::Record;
+use super::book::{LOOK_ALWAYS_MAX, Record};
 use super::detail::Detail;
 use super::failure;
 use super::leases::Granted;
 use super::lineup::{self, Ahead, Lineup, first_with_value, holds, modes, read_many};
+use super::mailbox;
+use super::queue::Own;
 use super::wire::{RangeRequest, RangeResponse, RequestOp};
 
-/// Up to this many claims are all looked at with each renewal: one transaction or two.
-const LOOK_ALWAYS_MAX: usize = 128;
 /// With more, each claim is looked at with every fourth renewal at the latest.
 const UNSEEN_MAX: u8 = 3;
 
@@ -34,7 +35,7 @@ struct Case<'a> {
     look: Option<usize>,
 }
 
-pub(super) async fn renew(inner: &Inner, renewals: &[Renewal]) -> Result<Vec<Standing>> {
+pub(super) async fn renew(inner: &Arc<Inner>, renewals: &[Renewal]) -> Result<Vec<Standing>> {
     if renewals.is_empty() {
         return Ok(Vec::new());
     }
@@ -48,7 +49,11 @@ pub(super) async fn renew(inner: &Inner, renewals: &[Renewal]) -> Result<Vec<Sta
         cases.push(Case { renewal, record, look: None });
     }
     let kept = keep(inner, &cases).await?;
-    let (looks, lines) = look(inner, &mut cases).await?;
+    let heard = mailbox::is_open(inner);
+    if !heard && cases.len() > LOOK_ALWAYS_MAX {
+        listen(inner).await;
+    }
+    let (looks, lines) = look(inner, &mut cases, heard).await?;
     let mut standings = Vec::with_capacity(cases.len());
     for case in &cases {
         let Some(record) = &case.record else {
@@ -65,7 +70,7 @@ pub(super) async fn renew(inner: &Inner, renewals: &[Renewal]) -> Result<Vec<Sta
 /// Finds a claim that another client made: whoever has its handle may keep it.
 pub(super) async fn find(inner: &Inner, key: &ClaimKey) -> Result<Option<Record>> {
     let ClaimKey { name, token } = key;
-    let lineup = lineup::read_all(inner, name).await?;
+    let lineup = lineup::read_all_with_values(inner, name).await?;
     let Some(own) = lineup.own(token) else { return Ok(None) };
     let range: RangeResponse =
         inner.links.ask("/etcdserverpb.KV/Range", &RangeRequest::one(&own.key)).await?;
@@ -84,6 +89,7 @@ pub(super) async fn find(inner: &Inner, key: &ClaimKey) -> Result<Option<Record>
         doubtful: false,
         seen: kv.mod_revision,
         key: kv.key,
+        own: false,
     }))
 }
 
@@ -113,8 +119,21 @@ struct Look {
 /// What was looked at, in order; `None` for what is gone.
 type Looks = Vec<Option<Look>>;
 
-async fn look(inner: &Inner, cases: &mut [Case<'_>]) -> Result<(Looks, HashMap<Name, Lineup>)> {
-    let always = cases.len() <= LOOK_ALWAYS_MAX;
+/// Hears of claims that go, from now on: not all of so many are looked at each time.
+async fn listen(inner: &Arc<Inner>) {
+    if let Err(error) = mailbox::ensure(inner).await {
+        tracing::debug!(%error, "all claims are looked at, because none is heard to go");
+    }
+}
+
+/// Looks at claims: at all of them, unless they are many and it would have been `heard` that one
+/// went.
+async fn look(
+    inner: &Inner,
+    cases: &mut [Case<'_>],
+    heard: bool,
+) -> Result<(Looks, HashMap<Name, Lineup>)> {
+    let always = !heard || cases.len() <= LOOK_ALWAYS_MAX;
     let mut reads: Vec<RequestOp> = Vec::new();
     let mut names: Vec<Name> = Vec::new();
     for case in cases.iter_mut() {
@@ -161,16 +180,16 @@ async fn one(
 ) -> Result<Standing> {
     let token = renewal.key.token;
     let mut record = record.clone();
+    let mut is_adopted = !record.own;
     match seen {
         Some(Some(look)) if look.created == record.created => {
             (record.modified, record.lease, record.unseen) = (look.modified, look.lease, 0);
         }
-        Some(look) => {
+        Some(_) => {
             // Gone; or gone and back, by another client that has its token.
             inner.book.remove(&token);
-            let found = if look.is_some() { find(inner, &renewal.key).await? } else { None };
-            match found {
-                Some(found) => record = found,
+            match find(inner, &renewal.key).await? {
+                Some(found) => (record, is_adopted) = (found, true),
                 None => {
                     inner.queue.forget(&record.name, &token);
                     return out(inner, &record.name).await;
@@ -199,7 +218,10 @@ async fn one(
     };
     record.until = SystemClock.now() + span;
     let (fence, held) = (inner.fence(record.created).await?, record.held);
-    inner.book.enter(token, record);
+    match is_adopted {
+        true => inner.book.enter(token, record),
+        false => inner.book.enter_again(token, record),
+    }
     Ok(match held {
         true => Standing::Held { fence, remaining: lease.left(sent, span) },
         false => Standing::Queued { ahead: count, retry_in: RETRY_IN },
@@ -252,8 +274,9 @@ fn stand_again(
 ) {
     let token = renewal.key.token;
     let who = (&*ahead.entries, ahead.whole);
-    let what = (number, record.mode);
-    if let Some((token, fence)) = inner.queue.stands(&record.name, token, what, who, revision) {
+    let Record { key, created, mode, .. } = record.clone();
+    let own = Own { key, created, fence: number, mode };
+    if let Some((token, fence)) = inner.queue.stands(&record.name, token, own, who, revision) {
         inner.belfry.ring(&token, fence);
     }
 }

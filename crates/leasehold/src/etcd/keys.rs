@@ -3,9 +3,10 @@
 //! A claim is the key `NAME/SUFFIX`, as those of etcd's own lock clients are. A key's name is all
 //! before its last slash, so `a` and `a/b` are two lines, although etcd's prefix `a/` holds both.
 
-use crate::claim::{Mode, Token};
+use crate::claim::Mode;
 use crate::name::Name;
 
+use super::slots::Slot;
 use super::wire::Span;
 
 /// What the suffix of a claim begins with, by its mode. None of them is a hexadecimal digit, with
@@ -24,7 +25,7 @@ pub(super) struct Layout {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Owner {
     Ours {
-        token: Token,
+        slot: Slot,
         mode: Mode,
     },
     /// Somebody else's lock client; what it has is exclusive.
@@ -37,10 +38,6 @@ impl Owner {
             Owner::Ours { mode, .. } => mode,
             Owner::Foreign => Mode::Exclusive,
         }
-    }
-
-    pub(super) fn is(self, wanted: &Token) -> bool {
-        matches!(self, Owner::Ours { token, .. } if token == *wanted)
     }
 }
 
@@ -97,9 +94,9 @@ impl Layout {
     }
 
     /// The key of a claim.
-    pub(super) fn key(&self, name: &Name, token: &Token, mode: Mode) -> Vec<u8> {
+    pub(super) fn key(&self, name: &Name, slot: Slot, mode: Mode) -> Vec<u8> {
         let mut key = self.stem(name);
-        let hex = to_hex(token);
+        let hex = slot.to_hex();
         match mode {
             Mode::Permits { take, of } => {
                 key.extend(permits_of(of));
@@ -143,20 +140,20 @@ fn permits_of(of: u32) -> Vec<u8> {
 }
 
 fn owner(suffix: &[u8]) -> Owner {
-    ours(suffix).map_or(Owner::Foreign, |(token, mode)| Owner::Ours { token, mode })
+    ours(suffix).map_or(Owner::Foreign, |(slot, mode)| Owner::Ours { slot, mode })
 }
 
-fn ours(suffix: &[u8]) -> Option<(Token, Mode)> {
+fn ours(suffix: &[u8]) -> Option<(Slot, Mode)> {
     let suffix = std::str::from_utf8(suffix).ok()?;
     let (kind, rest) = suffix.split_at_checked(1)?;
     match (kind.as_bytes(), rest.len()) {
-        ([EXCLUSIVE], 32) => Some((token(rest)?, Mode::Exclusive)),
-        ([SHARED], 32) => Some((token(rest)?, Mode::Shared)),
+        ([EXCLUSIVE], 32) => Some((Slot::from_hex(rest)?, Mode::Exclusive)),
+        ([SHARED], 32) => Some((Slot::from_hex(rest)?, Mode::Shared)),
         ([PERMITS], 48) => {
             let (of, rest) = rest.split_at_checked(8)?;
             let (hex, take) = rest.split_at_checked(32)?;
             let (of, take) = (number(of)?, number(take)?);
-            Some((token(hex)?, Mode::Permits { take, of }))
+            Some((Slot::from_hex(hex)?, Mode::Permits { take, of }))
         }
         _ => None,
     }
@@ -164,16 +161,6 @@ fn ours(suffix: &[u8]) -> Option<(Token, Mode)> {
 
 fn number(hex: &str) -> Option<u32> {
     u32::from_str_radix(hex, 16).ok()
-}
-
-fn token(hex: &str) -> Option<Token> {
-    let number = u128::from_str_radix(hex, 16).ok()?;
-    Some(Token::from_bytes(number.to_be_bytes()))
-}
-
-/// A token as the store keeps it.
-fn to_hex(token: &Token) -> String {
-    format!("{:032x}", u128::from_be_bytes(*token.as_bytes()))
 }
 
 /// Whether a key is one of etcd's own lock clients: its suffix is the id of its lease.
@@ -184,6 +171,7 @@ pub(super) fn is_session(key: &[u8], lease: i64) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::claim::Token;
 
     fn name(text: &str) -> Name {
         Name::new(text).expect("a good name")
@@ -195,10 +183,10 @@ mod tests {
         let modes = [Mode::Exclusive, Mode::Shared, Mode::Permits { take: 3, of: 700 }];
         for text in ["a", "a/b", "/", "a//", "é", "/my-lock/"] {
             for mode in modes {
-                let token = Token::random();
-                let key = layout.key(&name(text), &token, mode);
-                assert_eq!(layout.read(&key), Some((name(text), Owner::Ours { token, mode })));
-                assert_eq!(layout.owner(&name(text), &key), Some(Owner::Ours { token, mode }));
+                let slot = Slot::of(&Token::random());
+                let key = layout.key(&name(text), slot, mode);
+                assert_eq!(layout.read(&key), Some((name(text), Owner::Ours { slot, mode })));
+                assert_eq!(layout.owner(&name(text), &key), Some(Owner::Ours { slot, mode }));
             }
         }
     }
@@ -206,7 +194,7 @@ mod tests {
     #[test]
     fn keys_of_names_below_are_not_in_the_line() {
         let layout = Layout::new(String::new());
-        let below = layout.key(&name("a/b"), &Token::random(), Mode::Exclusive);
+        let below = layout.key(&name("a/b"), Slot::of(&Token::random()), Mode::Exclusive);
         assert!(below.starts_with(&layout.line(&name("a")).from));
         assert_eq!(layout.owner(&name("a"), &below), None);
     }
@@ -227,7 +215,8 @@ mod tests {
         let inside = |key: &[u8], spans: &[Span]| {
             spans.iter().any(|span| *span.from <= *key && *key < *span.to)
         };
-        let key = |mode| layout.key(&one, &Token::from_bytes([0xff; 16]), mode);
+        let slot = Slot::of(&Token::from_bytes([0xff; 16]));
+        let key = |mode| layout.key(&one, slot, mode);
         let others = layout.other_kinds(&one, mode);
         assert!(!inside(&key(mode), &others));
         assert!(inside(&key(Mode::Permits { take: 1, of: 4 }), &others));

@@ -18,6 +18,7 @@ use super::book::Record;
 use super::detail::Detail;
 use super::feed;
 use super::lineup::{self, Entry, first_with_value, holds, modes};
+use super::slots::Slot;
 use super::sums;
 use super::wire::{
     Compare, DeleteRequest, DeleteResponse, Done, RangeRequest, RequestOp, TxnRequest, TxnResponse,
@@ -29,7 +30,7 @@ const BATCH_MAX: usize = 32;
 /// How often something is tried when the line changes under it.
 const ROUNDS_MAX: usize = 8;
 /// A revision at which no key was created.
-const NEVER_CREATED: i64 = i64::MAX;
+pub(super) const NEVER_CREATED: i64 = i64::MAX;
 /// The pause before a claim that could not be removed is tried again.
 const AGAIN: Duration = Duration::from_secs(1);
 
@@ -44,53 +45,63 @@ enum Outcome {
 struct Leaving<'a> {
     index: usize,
     name: &'a Name,
+    token: &'a Token,
     key: Vec<u8>,
     created: i64,
 }
 
 pub(super) async fn release(inner: &Inner, keys: &[ClaimKey]) -> Result<Vec<Released>> {
-    let released = take_out(inner, keys).await?;
+    let busy: Vec<_> = keys.iter().map(|key| inner.book.slots.busy(key)).collect();
+    let kept = busy.iter().all(|busy| busy.keeps_key());
+    let released = take_out(inner, keys, kept).await?;
     for key in keys {
-        let record = inner.book.remove(&key.token);
+        let record = inner.book.given_back(key, inner.links.abandoned());
         inner.queue.forget(&key.name, &key.token);
         // A request of which no answer came may be behind this one.
         if record.is_none_or(|record| record.doubtful) {
             inner.book.doubt(key.clone(), SystemClock.now());
         }
     }
+    drop(busy);
     Ok(released)
 }
 
-async fn take_out(inner: &Inner, keys: &[ClaimKey]) -> Result<Vec<Released>> {
+/// Removes claims. `kept` says that no other claim gets one of their keys meanwhile.
+async fn take_out(inner: &Inner, keys: &[ClaimKey], kept: bool) -> Result<Vec<Released>> {
     let mut released = vec![Released::AlreadyExpired; keys.len()];
     let mut leaving = Vec::with_capacity(keys.len());
     let mut lines: HashMap<&Name, lineup::Lineup> = HashMap::new();
     let mut seen = HashSet::with_capacity(keys.len());
+    let (mut own, mut noted) = (false, Vec::new());
     for (index, claim @ ClaimKey { name, token }) in keys.iter().enumerate() {
         if !seen.insert(claim) {
             // etcd compares before it removes anything, so the second of two would find itself.
-            let key = inner.layout.key(name, token, Mode::Exclusive);
-            leaving.push(Leaving { index, name, key, created: NEVER_CREATED });
+            let key = inner.layout.key(name, Slot::of(token), Mode::Exclusive);
+            leaving.push(Leaving { index, name, token, key, created: NEVER_CREATED });
             continue;
         }
         if let Some(record) = inner.book.get(token).filter(|record| record.name == *name) {
-            leaving.push(Leaving { index, name, key: record.key, created: record.created });
+            let Record { key, created, .. } = record;
+            leaving.push(Leaving { index, name, token, key, created });
+            // A shared claim's key is its own for ever.
+            own = record.own && (kept || record.mode == Mode::Shared);
+            noted.push(index);
             continue;
         }
         // Somebody else's, by its handle, or one whose answer never came.
         if !lines.contains_key(name) {
-            lines.insert(name, lineup::read_all(inner, name).await?);
+            lines.insert(name, lineup::read_all_with_values(inner, name).await?);
         }
-        let own = lines.get(name).and_then(|line| line.own(token));
+        let found = lines.get(name).and_then(|line| line.own(token));
         // One that is not there is asked for all the same: in its turn, who holds is told.
-        let (key, created) = match own {
+        let (key, created) = match found {
             Some(Entry { key, created, .. }) => (key.clone(), *created),
-            None => (inner.layout.key(name, token, Mode::Exclusive), NEVER_CREATED),
+            None => (inner.layout.key(name, Slot::of(token), Mode::Exclusive), NEVER_CREATED),
         };
-        leaving.push(Leaving { index, name, key, created });
+        leaving.push(Leaving { index, name, token, key, created });
     }
     if let [one] = leaving.as_slice()
-        && one.created != NEVER_CREATED
+        && own
         && remove_one(inner, &one.key).await?
     {
         return Ok(vec![Released::Released]);
@@ -115,11 +126,28 @@ async fn take_out(inner: &Inner, keys: &[ClaimKey]) -> Result<Vec<Released>> {
             }
         }
     }
+    for index in noted {
+        if released[index] != Released::Released && take_from_elsewhere(inner, &keys[index]).await?
+        {
+            released[index] = Released::Released;
+        }
+    }
     Ok(released)
 }
 
-/// The usual case. No comparison is needed: nobody else's claim has this token in its key. Half the
-/// work of a transaction for the server.
+/// A claim that is not where this client noted it: another that has its token may have given it
+/// back and made it anew, with a key of its own.
+async fn take_from_elsewhere(inner: &Inner, claim: &ClaimKey) -> Result<bool> {
+    let ClaimKey { name, token } = claim;
+    let line = lineup::read_all_with_values(inner, name).await?;
+    let Some(Entry { key, created, .. }) = line.own(token).cloned() else { return Ok(false) };
+    let answer = remove(inner, &[Leaving { index: 0, name, token, key, created }]).await?;
+    let done = answer.responses.into_iter().next().and_then(|response| response.done);
+    Ok(matches!(done, Some(Done::Txn(one)) if one.succeeded))
+}
+
+/// The usual case. No comparison is needed: this client made the claim, and no other has its key
+/// before all requests about it are answered. Half the work of a transaction for the server.
 async fn remove_one(inner: &Inner, key: &[u8]) -> Result<bool> {
     let request = DeleteRequest { key: key.to_vec() };
     let answer: DeleteResponse = inner.links.ask("/etcdserverpb.KV/DeleteRange", &request).await?;
@@ -131,7 +159,7 @@ async fn remove(inner: &Inner, batch: &[Leaving<'_>]) -> Result<TxnResponse> {
         let compare = vec![Compare::created(&leaving.key, leaving.created)];
         let success = vec![delete(&leaving.key)];
         let first = first_with_value(&inner.layout, leaving.name).op();
-        let failure = vec![first, RangeRequest::one(&leaving.key).without_values().op()];
+        let failure = vec![first, RangeRequest::one(&leaving.key).op()];
         TxnRequest { compare, success, failure }.op()
     });
     let request = TxnRequest { success: removals.collect(), ..TxnRequest::default() };
@@ -150,6 +178,8 @@ fn outcomes(inner: &Inner, batch: &[Leaving<'_>], answer: TxnResponse) -> Result
         let mut ranges = one.ranges();
         let (first, own) = (ranges.next().unwrap_or_default(), ranges.next().unwrap_or_default());
         let own = own.kvs.first().filter(|_| leaving.created != NEVER_CREATED);
+        // Its key may be another claim's by now.
+        let own = own.filter(|own| inner.token_at(leaving.name, own) == Some(*leaving.token));
         outcomes.push(match (own, inner.first_holder(leaving.name, &first)) {
             (Some(own), _) => Outcome::CreatedAt(own.create_revision),
             (None, Some(holder)) => Outcome::Told(Released::TakenBy(holder)),
@@ -165,7 +195,7 @@ fn outcomes(inner: &Inner, batch: &[Leaving<'_>], answer: TxnResponse) -> Result
 /// Removes this client's claims whose time is up. Returns when the next one's is.
 pub(super) async fn sweep(inner: &Inner) -> Option<Moment> {
     for doubt in inner.book.doubts(SystemClock.now()) {
-        if let Err(error) = take_out(inner, std::slice::from_ref(&doubt.key)).await {
+        if let Err(error) = take_out(inner, std::slice::from_ref(&doubt.key), false).await {
             tracing::debug!(%error, "a claim that may have come late was not looked for");
         }
         inner.book.doubt_again(doubt, SystemClock.now());

@@ -16,6 +16,8 @@ use super::wire::{KeyValue, Order, RangeRequest, RangeResponse, RequestOp, TxnRe
 pub(super) const HEAD_MAX: i64 = 128;
 /// Keys read in one exchange where all are needed.
 const PAGE_KEYS: i64 = 1_000;
+/// The same with values, each of which may have a long note.
+const PAGE_VALUES: i64 = 200;
 /// Keys looked at to find the nearest claim before another: those of names below are passed over.
 const NEAREST_MAX: i64 = 16;
 /// Claims read to find the holder of the first.
@@ -31,6 +33,8 @@ pub(super) struct Entry {
     pub(super) modified: i64,
     pub(super) lease: i64,
     pub(super) owner: Owner,
+    /// Whose it is, if it is ours and its value was read.
+    pub(super) token: Option<Token>,
 }
 
 /// The claims of a line in order, or the first of them.
@@ -57,7 +61,12 @@ impl Lineup {
     }
 
     pub(super) fn own(&self, token: &Token) -> Option<&Entry> {
-        self.entries.iter().find(|entry| entry.owner.is(token))
+        self.entries.iter().find(|entry| entry.token == Some(*token))
+    }
+
+    /// The claim of a token at another key than this.
+    pub(super) fn own_but_at(&self, token: &Token, key: &[u8]) -> Option<&Entry> {
+        self.entries.iter().find(|entry| entry.token == Some(*token) && entry.key != key)
     }
 
     /// Those before a claim.
@@ -76,7 +85,17 @@ impl Entry {
     fn read(layout: &Layout, name: &Name, kv: KeyValue) -> Option<Self> {
         let owner = layout.owner(name, &kv.key)?;
         let (created, modified) = (kv.create_revision, kv.mod_revision);
-        Some(Self { key: kv.key, created, modified, lease: kv.lease, owner })
+        let token = token_of(owner, &kv.value);
+        Some(Self { key: kv.key, created, modified, lease: kv.lease, owner, token })
+    }
+}
+
+/// Whose claim a key is, if its value was read.
+pub(super) fn token_of(owner: Owner, value: &[u8]) -> Option<Token> {
+    match owner {
+        Owner::Ours { slot, mode: Mode::Shared } => Some(slot.token()),
+        Owner::Ours { .. } => Detail::token(value),
+        Owner::Foreign => None,
     }
 }
 
@@ -99,15 +118,30 @@ pub(super) fn modes(entries: &[Entry]) -> impl Iterator<Item = Mode> + '_ {
 
 /// Asks for the first claims of a line, without their values.
 pub(super) fn head(layout: &Layout, name: &Name) -> RangeRequest {
+    head_with_values(layout, name).without_values()
+}
+
+/// The same with values, which say whose they are.
+pub(super) fn head_with_values(layout: &Layout, name: &Name) -> RangeRequest {
     let range = RangeRequest::span(&layout.line(name));
-    range.by_creation(Order::Ascend, HEAD_MAX).without_values()
+    range.by_creation(Order::Ascend, HEAD_MAX)
 }
 
 /// Reads a whole line, in pages.
 pub(super) async fn read_all(inner: &Inner, name: &Name) -> Result<Lineup> {
-    let span = inner.layout.line(name);
-    let mut request = RangeRequest::span(&span).without_values();
+    let mut request = RangeRequest::span(&inner.layout.line(name)).without_values();
     request.limit = PAGE_KEYS;
+    read_pages(inner, name, request).await
+}
+
+/// The same with whose its claims are.
+pub(super) async fn read_all_with_values(inner: &Inner, name: &Name) -> Result<Lineup> {
+    let mut request = RangeRequest::span(&inner.layout.line(name));
+    request.limit = PAGE_VALUES;
+    read_pages(inner, name, request).await
+}
+
+async fn read_pages(inner: &Inner, name: &Name, mut request: RangeRequest) -> Result<Lineup> {
     let mut all = Lineup { whole: true, ..Lineup::default() };
     loop {
         let page: RangeResponse = inner.links.ask("/etcdserverpb.KV/Range", &request).await?;
@@ -216,6 +250,11 @@ impl Inner {
         let request = first_with_value(&self.layout, name);
         let range: RangeResponse = self.links.ask("/etcdserverpb.KV/Range", &request).await?;
         Ok(self.first_holder(name, &range))
+    }
+
+    /// Whose claim is at a key, if its value was read.
+    pub(super) fn token_at(&self, name: &Name, kv: &KeyValue) -> Option<Token> {
+        token_of(self.layout.owner(name, &kv.key)?, &kv.value)
     }
 
     /// Who the first of these claims belongs to.

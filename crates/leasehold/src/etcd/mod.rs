@@ -25,6 +25,7 @@ mod mailbox;
 mod notices;
 mod queue;
 mod settings;
+mod slots;
 mod sums;
 mod survey;
 mod wire;
@@ -124,7 +125,6 @@ impl Engine for Etcd {
         let inner = &self.inner;
         self.employ_janitor();
         if claim.join {
-            mailbox::ensure(inner).await?;
             inner.belfry.expect(claim.key.token);
         }
         let standing = ask::claim(inner, claim).await?;

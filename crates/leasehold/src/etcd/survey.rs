@@ -17,7 +17,7 @@ use super::Inner;
 use super::detail::Detail;
 use super::epoch::fence;
 use super::keys::{Owner, is_session};
-use super::lineup::{holds, read_many};
+use super::lineup::{holds, read_many, token_of};
 use super::wire::{KeyValue, LeaseRequest, RangeRequest, RangeResponse, Span, TimeToLive};
 
 /// Keys looked at in one exchange of a scan.
@@ -210,14 +210,14 @@ fn line(
     let owners: Vec<Owner> = owners.collect();
     let entries = claims.iter().zip(owners).enumerate().map(|(at, (kv, owner))| {
         let (token, detail) = match owner {
-            Owner::Ours { token, .. } => (token, Detail::decode(&kv.value)),
-            Owner::Foreign => (Token::from_bytes([0; 16]), Detail::foreign()),
+            Owner::Ours { .. } => (token_of(owner, &kv.value), Detail::decode(&kv.value)),
+            Owner::Foreign => (None, Detail::foreign()),
         };
         let holds = holds(modes[..at].to_vec(), modes[at]);
         let joined = now - detail.age();
         Entry {
             fence: fence(epochs, kv.create_revision),
-            token,
+            token: token.unwrap_or(Token::from_bytes([0; 16])),
             mode: owner.mode(),
             joined,
             granted: holds.then_some(joined),
@@ -250,7 +250,8 @@ mod tests {
     fn a_claim_has_left_what_its_lease_was_not_used_of() {
         let secs = Duration::from_secs;
         let (holder, note) = (Holder::fresh(), Note::default());
-        let mut detail = Detail { holder, note, ttl: secs(30), joined_ms: 0 };
+        let token = Token::random();
+        let mut detail = Detail { token, holder, note, ttl: secs(30), joined_ms: 0 };
         assert_eq!(remaining(&detail, true, Some(&(secs(31), secs(31)))), secs(30));
         assert_eq!(remaining(&detail, true, Some(&(secs(31), secs(20)))), secs(19));
         assert_eq!(remaining(&detail, false, Some(&(secs(11), secs(10)))), secs(9));

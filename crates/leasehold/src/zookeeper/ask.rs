@@ -15,13 +15,12 @@ use crate::line::{CLAIMS_MAX, Refusal};
 
 use super::Inner;
 use super::book::Record;
-use super::detail::Detail;
+use super::create::create;
 use super::keep;
-use super::nodes::{Attempt, Entry, Ours, holds, stems};
-use super::read::{Lineup, MOMENT, claim_acl, shared_acl};
-use super::session::Reply;
+use super::nodes::{Entry, holds};
+use super::read::Lineup;
 use super::waits::{self, Place, Stands, Wait};
-use super::wire::{Odd, Part, Request, Sort, Stat, code};
+use super::wire::{Part, Request, code};
 
 /// How often a claim is tried when the nodes above it go away under it.
 const ROUNDS_MAX: usize = 16;
@@ -120,113 +119,6 @@ impl Kept {
     pub(super) fn remaining(self, ttl: Duration) -> Duration {
         self.safe_until.since(self.sent).min(ttl)
     }
-}
-
-/// Creates the claim's nodes and reads its line; `None` if the line's node was not there.
-async fn create(inner: &Inner, claim: &Claim) -> Result<Option<(Record, Lineup, Moment)>> {
-    let name = &claim.key.name;
-    let session = inner.pool.session(claim.ttl).await?;
-    let identity = session.identity();
-    let ours = Ours { attempt: Attempt::of(&claim.key.token), session: identity.id };
-    let detail = Detail::of(claim, &identity);
-    let mut record = Record {
-        name: name.clone(),
-        session: Arc::clone(&session),
-        ours,
-        mode: claim.mode,
-        paths: Vec::new(),
-        fence: 0,
-        held: false,
-        seen: true,
-        ttl: claim.ttl,
-        ttl_path: None,
-        note_path: None,
-        until: SystemClock.now() + claim.ttl.max(claim.patience),
-    };
-    // Before it is sent: whatever becomes of the answer, the claim is looked for.
-    inner.book.enter(claim.key.clone(), record.clone());
-    let line = inner.layout.line(name);
-    let container = match inner.known.has(name) {
-        true => None,
-        false => {
-            let (path, acl) = (line.clone(), shared_acl(inner.has_login()));
-            let sort = Sort::Container;
-            Some(session.send(Request::Create { path, data: Vec::new(), acl, sort }).await?)
-        }
-    };
-    let created = session.send(creation(inner, claim, ours, &detail)).await?;
-    let read = session.send(Request::Children { path: line }).await?;
-    if let Some(container) = container {
-        let made = container.answer().await?;
-        if !matches!(made.code, code::OK | code::NODE_EXISTS | code::NO_NODE | code::NO_AUTH) {
-            inner.book.remove(&claim.key);
-            return Err(inner.refusal(made.code));
-        }
-    }
-    let (created, read) = (created.answer().await?, read.answer().await?);
-    match made(inner, &created)? {
-        Ok(made) => {
-            inner.known.add(name);
-            record.fence = inner.fence_of_new(&session, &made.moment).await?;
-            record.paths = made.paths;
-            inner.book.enter(claim.key.clone(), record.clone());
-            let lineup = Lineup::new(inner.children(&read)?);
-            Ok(Some((record, lineup, created.safe_until)))
-        }
-        Err(error) => {
-            inner.book.remove(&claim.key);
-            if error != code::NO_NODE {
-                return Err(inner.refusal(error));
-            }
-            inner.known.forget(name);
-            inner.make_line(&session, name).await?;
-            inner.known.add(name);
-            Ok(None)
-        }
-    }
-}
-
-fn creation(inner: &Inner, claim: &Claim, ours: Ours, detail: &Detail) -> Request {
-    let line = inner.layout.line(&claim.key.name);
-    let stems = stems(inner.dialect, ours, claim.mode);
-    let mut creations: Vec<Request> = stems
-        .into_iter()
-        .map(|stem| Request::Create {
-            path: format!("{line}/{stem}"),
-            data: detail.encode(),
-            acl: claim_acl(inner.has_login()),
-            sort: Sort::EphemeralSequential,
-        })
-        .collect();
-    // Servers do not tell in which transaction several nodes were created together, but they do
-    // where something was written. And that tells of epochs.
-    let path = inner.layout.own(MOMENT);
-    creations.push(Request::SetData { path, data: Vec::new(), version: -1 });
-    Request::Multi(creations)
-}
-
-/// The nodes that were made, and the one that was written with them.
-struct Made {
-    paths: Vec<String>,
-    moment: Stat,
-}
-
-/// What was made, or why it was not.
-fn made(inner: &Inner, reply: &Reply) -> Result<std::result::Result<Made, i32>> {
-    if reply.code != code::OK {
-        return Ok(Err(reply.code));
-    }
-    let (mut paths, mut moment) = (Vec::new(), None);
-    for part in inner.parts(reply)? {
-        match part {
-            Part::Created(path) => paths.push(path),
-            Part::Written(stat) => moment = Some(stat),
-            Part::Failed(error) => return Ok(Err(error)),
-            Part::Done => {}
-        }
-    }
-    let moment = moment.ok_or_else(|| inner.odd(Odd))?;
-    Ok(Ok(Made { paths, moment }))
 }
 
 /// A claim that was made before, or may have been; `None` if it is not there.

@@ -47,6 +47,11 @@ impl Record {
         self.paths.iter().chain(&self.ttl_path).chain(&self.note_path)
     }
 
+    /// The names of its nodes.
+    pub(super) fn nodes(&self) -> impl Iterator<Item = String> {
+        self.paths.iter().map(|path| path.rsplit('/').next().unwrap_or(path).to_owned())
+    }
+
     /// Whether it holds, and that was seen.
     pub(super) fn is_settled(&self) -> bool {
         self.held && self.seen

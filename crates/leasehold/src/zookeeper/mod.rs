@@ -4,11 +4,13 @@
 //! fence is the transaction that created it. The claim is created and the line read in one go; who
 //! has to wait watches whom it has to outlive, and when that goes it holds without asking.
 //!
-//! Requests: claim 2, and 1 more if it waits; renew 1 for up to 200 claims; release 1.
+//! Requests: claim 1 in a line where it is alone as before, else 2, and 1 more if it waits; renew 1
+//! for up to 200 claims; release 1.
 
 mod amend;
 mod ask;
 mod book;
+mod create;
 mod detail;
 mod doctor;
 mod driver;

@@ -91,6 +91,10 @@ impl Pool {
         let session = Arc::new(Session::open(&self.servers, span, None).await?);
         if let Some(Listening(listener)) = &*lock(&self.listener) {
             session.listen(Weak::clone(listener));
+            // Its first connection was made before anybody listened.
+            if let Some(listener) = listener.upgrade() {
+                listener.back(session.id());
+            }
         }
         *lock(&seat.session) = Some(Arc::clone(&session));
         Ok(session)

@@ -1,6 +1,6 @@
 //! Reading lines, and making the nodes that they are below.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::sync::Mutex;
 
 use crate::claim::{Holder, Token};
@@ -16,27 +16,52 @@ use super::session::{Reply, Session};
 use super::wire::{Acl, In, Part, RIGHTS_ALL, RIGHTS_READ, Request, Sort, Stat};
 use super::wire::{code, read_children, read_parts};
 
-/// The store's node that is written when something is created, to learn in which transaction.
+/// The store's node that is written when something is created, to learn in which transaction: where
+/// the line's own node is not ours to write.
 pub(super) const MOMENT: &str = "moment";
+/// What stands in the node of a line that this library made, and may be written again by it.
+pub(super) const MARK: &[u8] = b"leasehold";
 /// Names whose nodes are remembered to be there. Beyond that all are forgotten, which costs one
 /// more request for each.
 const KNOWN_MAX: usize = 10_000;
 
 /// Lines whose nodes were there when they were last used.
 #[derive(Debug, Default)]
-pub(super) struct Known(Mutex<HashSet<Name>>);
+pub(super) struct Known(Mutex<HashMap<Name, Line>>);
+
+/// What is known of a line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Line {
+    pub(super) by: By,
+    /// Whether the last claim was alone in it.
+    pub(super) alone: bool,
+}
+
+/// Who made a line's node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum By {
+    /// This library: what stands in it is of no use to anybody.
+    Us,
+    /// Somebody else, who may have something in it.
+    Others,
+    Unknown,
+}
 
 impl Known {
-    pub(super) fn has(&self, name: &Name) -> bool {
-        lock(&self.0).contains(name)
+    pub(super) fn get(&self, name: &Name) -> Option<Line> {
+        lock(&self.0).get(name).copied()
     }
 
-    pub(super) fn add(&self, name: &Name) {
+    pub(super) fn set(&self, name: &Name, line: Line) {
         let mut known = lock(&self.0);
+        if let Some(known) = known.get_mut(name) {
+            *known = line;
+            return;
+        }
         if known.len() >= KNOWN_MAX {
             known.clear();
         }
-        known.insert(name.clone());
+        known.insert(name.clone(), line);
     }
 
     pub(super) fn forget(&self, name: &Name) {
@@ -211,7 +236,7 @@ impl Inner {
         self.make_own(session).await?;
         let (login, store) = (self.has_login(), &self.info.store);
         let line = self.layout.line(name);
-        make(session, line, Sort::Container, Vec::new(), login, store).await
+        make(session, line, Sort::Container, MARK.to_vec(), login, store).await
     }
 
     /// Makes the store's own nodes, and those above them.

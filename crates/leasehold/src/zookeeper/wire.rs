@@ -128,10 +128,10 @@ impl<'a> In<'a> {
     pub(super) fn stat(&mut self) -> Result<Stat, Odd> {
         let (created, modified) = (self.long()?, self.long()?);
         let (born_ms, written_ms) = (self.long()?, self.long()?);
-        let (version, child_changes, _acl) = (self.int()?, self.int()?, self.int()?);
+        let (version, _changes, _acl) = (self.int()?, self.int()?, self.int()?);
         let (_owner, _length) = (self.long()?, self.int()?);
-        let (_count, child_changed) = (self.int()?, self.long()?);
-        Ok(Stat { created, modified, born_ms, written_ms, version, child_changes, child_changed })
+        let (children, _last) = (self.int()?, self.long()?);
+        Ok(Stat { created, modified, born_ms, written_ms, version, children })
     }
 }
 
@@ -148,10 +148,8 @@ pub(super) struct Stat {
     pub(super) written_ms: i64,
     /// How often its data was written.
     pub(super) version: i32,
-    /// How often something was made or removed below it.
-    pub(super) child_changes: i32,
-    /// The transaction that did so last.
-    pub(super) child_changed: i64,
+    /// How many nodes are below it.
+    pub(super) children: i32,
 }
 
 /// How long a node lives, and whether it gets a number.
@@ -208,6 +206,11 @@ pub(super) enum Request {
     Check {
         path: String,
     },
+    /// Fails if the node was written more or less often. Only inside `Multi`.
+    CheckVersion {
+        path: String,
+        version: i32,
+    },
     /// All of them or none.
     Multi(Vec<Request>),
     /// Hears of everything below, for ever.
@@ -227,7 +230,7 @@ impl Request {
             Request::SetData { .. } => op::SET_DATA,
             Request::Children { .. } => op::GET_CHILDREN2,
             Request::Sync { .. } => op::SYNC,
-            Request::Check { .. } => op::CHECK,
+            Request::Check { .. } | Request::CheckVersion { .. } => op::CHECK,
             Request::Multi(_) => op::MULTI,
             Request::WatchBelow { .. } => op::ADD_WATCH,
         }
@@ -246,6 +249,9 @@ impl Request {
             Request::Delete { path } | Request::Check { path } => {
                 // Whatever its version.
                 out.text(path).int(-1);
+            }
+            Request::CheckVersion { path, version } => {
+                out.text(path).int(*version);
             }
             Request::Exists { path, watch } => {
                 out.text(path).flag(*watch);

@@ -101,6 +101,45 @@ async fn f92_leases_survive_the_restart_of_the_whole_cluster() {
     handed_over(lease, &mut waiter).await;
 }
 
+/// A leader that was stopped for longer than a ttl may believe, before it hears that it was
+/// replaced, that the leases it knew have ended; servers before 3.4.31 and 3.5.13 then let it end
+/// them. So a lease may be lost here although it was renewed, and its holder is told by the next
+/// renewal.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f93_leader_that_slept_for_longer_than_a_ttl_ends_no_lease_without_a_word() {
+    let ttl = Duration::from_secs(8);
+    let group = cluster().await;
+    let [one, two] = [client(group.url()).await, client(group.url()).await];
+    let lease = one.mutex("slept").ttl(ttl).lock().await.expect("it is free");
+    let mut waiter = Waiter::start(two.claim("slept").ttl(TTL));
+    until_waiting(&two, "slept", 1).await;
+    let (leader, begun) = (leader(&group), lease.safe_until());
+    group.servers()[leader].stop_process().expect("it runs");
+    until("renewals by another leader", async || {
+        assert_ne!(lease.state(), LeaseState::Lost, "the lease was lost");
+        lease.safe_until().since(begun) > ttl
+    })
+    .await;
+    assert!(waiter.is_waiting(), "two hold at once");
+    group.servers()[leader].continue_process().expect("it is stopped");
+    let (awake, fence) = (lease.safe_until(), lease.fence());
+    until("two more renewals, or the loss", async || {
+        lease.state() == LeaseState::Lost || lease.safe_until().since(awake) > ttl
+    })
+    .await;
+    match lease.state() {
+        LeaseState::Lost => {
+            let cause = soon("the loss", lease.lost()).await;
+            assert!(!matches!(cause, LostCause::Unreachable), "{cause:?}");
+            assert!(waiter.granted().await.fence() > fence);
+        }
+        _ => {
+            assert!(waiter.is_waiting(), "two hold at once");
+            handed_over(lease, &mut waiter).await;
+        }
+    }
+}
+
 fn others(group: &Group, without: usize) -> impl Iterator<Item = &Server> {
     let all = group.servers().iter().enumerate();
     all.filter(move |(index, _)| *index != without).map(|(_, server)| server)

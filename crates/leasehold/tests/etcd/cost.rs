@@ -1,9 +1,12 @@
 //! What things cost: counted in revisions, each of which is one proposal to the cluster.
 
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use leasehold::engine::Query;
-use leasehold::{LeaseState, Mode, Name, Released};
+use leasehold::etcd::Etcd;
+use leasehold::observe::{Measure, Observer};
+use leasehold::{Client, LeaseState, Mode, Name, Released};
 
 use super::support::*;
 
@@ -33,6 +36,45 @@ async fn a_cycle_is_two_proposals_contended_or_not() {
         mutex.lock().await.expect("free").release().await.expect("an answer");
     }
     assert_eq!(revision(&server) - before, 243, "nor in another epoch, but for its beginning");
+}
+
+/// etcd remembers deleted keys until it is compacted, and reads past them: with a key for each
+/// claim, a name would get slower with every lock it ever had.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_uses_its_keys_on_a_name_again() {
+    let server = server().await;
+    let client = client(server.url()).await;
+    let mut keys = std::collections::BTreeSet::new();
+    for _ in 0..5 {
+        let lease = client.mutex("again").lock().await.expect("free");
+        let mut next = Waiter::start(client.claim("again"));
+        until_waiting(&client, "again", 1).await;
+        keys.extend(claims(&server));
+        lease.release().await.expect("an answer");
+        next.granted().await.release().await.expect("an answer");
+        let permit = client.semaphore("permits", 2).acquire().await.expect("free");
+        keys.extend(claims(&server));
+        permit.release().await.expect("an answer");
+        assert!(claims(&server).is_empty());
+    }
+    assert_eq!(keys.len(), 3, "two at a time on the one name, one on the other: {keys:?}");
+    assert!(client.mutex("again").try_lock().await.expect("an answer").is_some());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_never_waits_does_not_watch() {
+    let server = server().await;
+    let [one, two] = [client(server.url()).await, client(server.url()).await];
+    for _ in 0..3 {
+        one.mutex("free").lock().await.expect("free").release().await.expect("an answer");
+    }
+    assert_eq!(metric(&server, "etcd_debugging_mvcc_watcher_total"), 0);
+    let lease = one.mutex("taken").ttl(LONG).lock().await.expect("free");
+    let mut next = Waiter::start(two.claim("taken").ttl(LONG));
+    until_waiting(&one, "taken", 1).await;
+    until("a watch", async || metric(&server, "etcd_debugging_mvcc_watcher_total") == 1).await;
+    lease.release().await.expect("an answer");
+    next.granted().await.release().await.expect("an answer");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -83,6 +125,51 @@ async fn f95_a_thousand_locks_cost_one_lease_and_stay_held() {
     for lease in leases {
         assert_eq!(lease.release().await.expect("an answer"), Released::Released);
     }
+    soon("the close", client.close()).await.expect("an answer");
+    until_empty(&server).await;
+}
+
+/// What renewals took, as a client tells its observer.
+#[derive(Debug, Clone, Default)]
+struct Renewals(Arc<Mutex<Vec<(usize, Duration)>>>);
+
+impl Observer for Renewals {
+    fn observe(&self, measure: &Measure<'_>) {
+        if let Measure::Renewed { claims, took } = measure {
+            self.0.lock().expect("nobody panics").push((*claims, *took));
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f95_twenty_thousand_locks_are_on_one_lease_and_all_stay_held() {
+    const LOCKS: usize = 20_000;
+    const AT_ONCE: usize = 40;
+    let server = server().await;
+    let seen = Renewals::default();
+    let engine = Etcd::open(server.url()).await.expect("a connection");
+    let client = Client::builder().observer(seen.clone()).engine(engine).expect("a client");
+    // Renewing them all takes a while on a busy machine, and begins at 60 % of this.
+    let (ttl, mut leases) = (Duration::from_secs(10), Vec::with_capacity(LOCKS));
+    for first in (0..LOCKS).step_by(AT_ONCE) {
+        let indices = first..first + AT_ONCE;
+        let all = client.all(indices.map(|index| client.claim(format!("very:{index}")).ttl(ttl)));
+        leases.extend(all.lock().await.expect("free").into_vec());
+    }
+    assert_eq!((leases.len(), lease_ids(&server).len()), (LOCKS, 1), "all share one");
+    let begun = leases[LOCKS - 1].safe_until();
+    until("several renewals of all", async || {
+        assert!(leases.iter().all(|lease| lease.is_held()));
+        leases.iter().all(|lease| lease.safe_until().since(begun) > ttl * 3 / 2)
+    })
+    .await;
+    assert_eq!((claims(&server).len(), lease_ids(&server).len()), (LOCKS, 1));
+    let renewals = std::mem::take(&mut *seen.0.lock().expect("nobody panics"));
+    let renewed: usize = renewals.iter().map(|(claims, _)| claims).sum();
+    assert!(renewed >= LOCKS * 3, "{renewed} claims in {} exchanges", renewals.len());
+    let slowest = renewals.iter().map(|(_, took)| took).max().expect("some");
+    println!("{renewed} claims in {} renewals, the slowest took {slowest:?}", renewals.len());
+    drop(leases);
     soon("the close", client.close()).await.expect("an answer");
     until_empty(&server).await;
 }

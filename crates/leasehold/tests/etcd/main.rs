@@ -10,4 +10,5 @@ mod interop;
 mod leases;
 mod network;
 mod restore;
+mod reuse;
 mod support;

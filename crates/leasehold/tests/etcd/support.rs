@@ -1,5 +1,6 @@
 //! Servers, clients of them, etcd's own command, and waiting for facts.
 
+use std::io::{Read as _, Write as _};
 use std::process::{Command, Output};
 use std::time::Duration;
 
@@ -86,6 +87,17 @@ pub(crate) fn revision(server: &Server) -> u64 {
     let text = ctl(&endpoint(server), &["get", "none", "--write-out=json"]);
     let rest = text.split("\"revision\":").nth(1).expect("a revision");
     rest.split([',', '}']).next().and_then(|number| number.parse().ok()).expect("a number")
+}
+
+/// What the server counts under this name.
+pub(crate) fn metric(server: &Server, name: &str) -> u64 {
+    let mut stream = std::net::TcpStream::connect(server.address()).expect("a connection");
+    stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").expect("a request");
+    let mut text = String::new();
+    stream.read_to_string(&mut text).expect("an answer");
+    let mut lines = text.lines().filter_map(|line| line.strip_prefix(name));
+    let value = lines.find_map(|value| value.strip_prefix(' ')).expect(name);
+    value.trim().parse::<f64>().expect("a number") as u64
 }
 
 /// The claims in a store: every key but those of the library's own.

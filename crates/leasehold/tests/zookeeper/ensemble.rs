@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use leasehold::{Client, LeaseState, LostCause, Released};
-use leasehold_testkit::{Group, Server, Zookeeper};
+use leasehold_testkit::{Direction, Group, Proxy, Server, Zookeeper};
 
 use super::support::*;
 
@@ -169,4 +169,67 @@ async fn f91_server_that_is_cut_off_but_answers_keeps_no_lease() {
     for server in others(&group, alone) {
         server.continue_process().expect("it is stopped");
     }
+}
+
+/// Puts a proxy into every way between one server and the others: where it reaches them, and where
+/// they reach it. Each server reads its own file of who is where.
+async fn ways(group: &Group, alone: usize) -> Vec<Proxy> {
+    let file = |index: usize| group.servers()[index].folder().join("zoo.cfg");
+    let mut files: Vec<String> = (0..group.servers().len())
+        .map(|index| std::fs::read_to_string(file(index)).expect("its settings"))
+        .collect();
+    let members: Vec<String> =
+        files[0].lines().filter(|line| line.starts_with("server.")).map(str::to_owned).collect();
+    assert_eq!(members.len(), files.len());
+    let mut proxies = Vec::new();
+    for (index, member) in members.iter().enumerate() {
+        let mut instead = member.split(':').next().expect("who and where").to_owned();
+        for port in member.split(':').skip(1) {
+            let target = format!("127.0.0.1:{port}").parse().expect("an address");
+            let proxy = Proxy::start(target).await.expect("a proxy");
+            instead.push_str(&format!(":{}", proxy.port()));
+            proxies.push(proxy);
+        }
+        for (reader, text) in files.iter_mut().enumerate() {
+            if reader != index && (reader == alone || index == alone) {
+                *text = text.replace(member.as_str(), &instead);
+            }
+        }
+    }
+    for (index, text) in files.iter().enumerate() {
+        std::fs::write(file(index), text).expect("its settings");
+    }
+    group.restart().await.expect("it starts again");
+    proxies
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f91_partition_loses_on_the_side_of_the_few_before_the_others_go_on() {
+    let group = ensemble().await;
+    let alone = (leader(&group).await + 1) % group.servers().len();
+    let proxies = ways(&group, alone).await;
+    let server = &group.servers()[alone];
+    let rest = others(&group, alone).map(|server| server.address().to_string());
+    let rest = format!("zk://{}", rest.collect::<Vec<_>>().join(","));
+    let [few, many] = [client(server.url()).await, client(&rest).await];
+    let lease = few.mutex("parted").ttl(Duration::from_secs(3)).lock().await.expect("free");
+    let mut waiter = Waiter::start(many.claim("parted").ttl(TTL));
+    until_waiting(&many, "parted", 1).await;
+    for proxy in &proxies {
+        proxy.block(Direction::Both);
+    }
+    let next = waiter.granted().await;
+    assert_eq!(lease.state(), LeaseState::Lost, "two hold at once");
+    assert_eq!(soon("the loss", lease.lost()).await, LostCause::Unreachable);
+    assert!(next.fence() > lease.fence());
+    assert!(says(server.address(), "ruok").is_some(), "it runs on all the time");
+    let refused = soon("an answer", few.mutex("other").try_lock()).await;
+    assert!(matches!(&refused, Err(error) if error.is_transient()), "{refused:?}");
+    for proxy in &proxies {
+        proxy.pass().await.expect("it passes");
+    }
+    let other = soon("the way back", few.mutex("other").lock()).await.expect("a lease");
+    assert!(next.is_held());
+    assert_eq!(other.release().await.expect("an answer"), Released::Released);
+    assert_eq!(next.release().await.expect("an answer"), Released::Released);
 }

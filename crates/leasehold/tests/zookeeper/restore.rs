@@ -85,6 +85,11 @@ async fn f129_restored_data_gives_old_fences_until_its_epoch_is_bumped() {
         assert!(last >= from);
         drop(guard.enter("account", last).await.expect("the newest"));
     }
+    // Bumped before anybody asks: the record is written as often as the one that was known.
+    restore(&server).await;
+    client(server.url()).await.bump_epoch(None).await.expect("bumped");
+    let next = turn(&lived, Duration::from_secs(80)).await.expect("above all it was told");
+    assert!(next > last);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
