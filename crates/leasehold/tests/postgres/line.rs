@@ -276,3 +276,52 @@ async fn fences_rise_in_grant_order_although_many_take_numbers_at_once() {
     }
     assert!(all > 100, "only {all} grants");
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn sums_of_a_line_agree_with_its_claims_while_many_want_it() {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    static HELD: AtomicBool = AtomicBool::new(false);
+    let schema = fresh_schema();
+    let url = format!("{}?schema={schema}", server().url());
+    let mut tasks = Vec::new();
+    for task in 0..8_u64 {
+        let client = connect(&url).await.expect("connected");
+        tasks.push(tokio::spawn(async move {
+            for round in 0..40 {
+                let request = client.claim("n").ttl(LONG);
+                // Some leave the line again, in the middle of everything.
+                let span =
+                    if (task + round) % 4 == 0 { Duration::from_millis(round) } else { LONG };
+                let Some(lease) = request.acquire_within(span).await.expect("an answer") else {
+                    continue;
+                };
+                assert!(!HELD.swap(true, Ordering::SeqCst), "two hold");
+                tokio::task::yield_now().await;
+                HELD.store(false, Ordering::SeqCst);
+                lease.release().await.expect("an answer");
+            }
+            client.close().await.expect("closed");
+        }));
+    }
+    // Each line: what it says of itself, and what its claims say.
+    let sums = format!(
+        "SELECT count(*) FROM (SELECT l.claims, l.held, l.held_units, count(c.*) AS all_claims, \
+         count(c.granted) AS granted, sum(c.units) FILTER (WHERE c.granted IS NOT NULL) AS units, \
+         max(c.fence) FILTER (WHERE c.granted IS NOT NULL) AS last, \
+         min(c.fence) FILTER (WHERE c.granted IS NULL) AS first \
+         FROM {schema}.lines l JOIN {schema}.claims c ON c.name = l.name GROUP BY l.name) s \
+         WHERE claims <> all_claims OR held <> granted OR held_units <> units OR first < last"
+    );
+    let mut looks = 0;
+    while !tasks.iter().all(|task| task.is_finished()) {
+        let odd = tokio::task::block_in_place(|| server().sql(&sums)).expect("an answer");
+        assert_eq!(odd, "0", "lines whose sums are wrong, at look {looks}");
+        looks += 1;
+    }
+    for task in tasks {
+        soon("all rounds", task).await.expect("the task ends");
+    }
+    let left =
+        format!("SELECT (SELECT count(*) FROM {schema}.lines), count(*) FROM {schema}.claims");
+    assert_eq!(server().sql(&left).expect("an answer"), "0|0", "after {looks} looks");
+}

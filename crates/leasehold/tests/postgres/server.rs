@@ -84,6 +84,29 @@ async fn f72_fences_of_a_promoted_standby_are_above_all_before_although_it_lagge
 }
 
 #[tokio::test]
+async fn f72_a_grant_that_the_standby_lacked_overlaps_and_is_lost_at_its_next_renewal() {
+    let server = Postgres::new().start().await.expect("a server");
+    let client = connect(server.url()).await.expect("connected");
+    let other = connect(server.url()).await.expect("connected");
+    let lease = client.mutex("n").ttl(LONG).lock().await.expect("a lease");
+    server.shut_down().expect("it ends");
+    std::fs::write(server.folder().join("pg/standby.signal"), "").expect("written");
+    server.launch().expect("it starts");
+    server.wait_ready().await.expect("it answers");
+    server.sql("SELECT pg_promote()").expect("promoted");
+    // The grant, and the number it came with, never came here.
+    server.sql("DELETE FROM leasehold.lines").expect("deleted");
+    server.sql("SELECT setval('leasehold.arrivals', 1, false)").expect("set");
+    let next = soon("a grant", other.mutex("n").lock()).await.expect("a lease");
+    assert!(lease.is_held() && next.is_held(), "nobody can know yet");
+    assert!(next.fence() > lease.fence(), "{} after {}", next.fence(), lease.fence());
+    let error = soon("an answer", lease.extend(LONG)).await.expect_err("it is gone");
+    assert!(matches!(error, Error::Lost { .. }), "{error:?}");
+    assert_eq!(lease.state(), LeaseState::Lost);
+    assert!(next.is_held());
+}
+
+#[tokio::test]
 async fn f76_a_lost_listener_is_replaced_and_bells_ring_again() {
     let schema = fresh_schema();
     let url = format!("{}?schema={schema}", server().url());

@@ -12,6 +12,7 @@ mod crew;
 mod describe;
 mod digest;
 mod direct;
+mod driver;
 mod examine;
 mod keys;
 mod lapse;

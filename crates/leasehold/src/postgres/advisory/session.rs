@@ -9,7 +9,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use futures_util::StreamExt;
 use tokio::sync::OnceCell;
 use tokio::task::AbortHandle;
 use tokio_postgres::types::{ToSql, Type};
@@ -20,6 +19,7 @@ use crate::error::{Config, Error, Result};
 use super::super::failure;
 use super::super::link;
 use super::super::settings::Settings;
+use super::driver::Driver;
 use super::keys::AdvisoryKey;
 use super::schema::{self, Statements};
 
@@ -60,7 +60,9 @@ pub(super) struct Session {
     fences: String,
     prepared: [OnceCell<Statement>; 13],
     over: AtomicBool,
-    driver: AbortHandle,
+    driver: Arc<Driver>,
+    /// What drives it on the engine's thread.
+    task: AbortHandle,
     exchange_limit: Duration,
     store: String,
 }
@@ -95,16 +97,11 @@ impl Session {
         let mut own = settings.clone();
         own.config.application_name(APPLICATION).options(options(timeout_ms));
         let connected = link::connect(&own).await.map_err(|error| refusal(settings, error));
-        let (client, mut messages) = connected?;
-        let driver = tokio::spawn(async move {
-            while let Some(message) = messages.next().await {
-                if let Err(error) = message {
-                    tracing::debug!(%error, "a lock session ended");
-                    break;
-                }
-            }
-            // From here on everybody finds it closed.
-            drop(messages);
+        let (client, messages) = connected?;
+        let driver = Arc::new(Driver::default());
+        let driven = Arc::clone(&driver).run(messages);
+        let task = tokio::spawn(async move {
+            driven.await;
             ended();
         });
         let mut session = Session {
@@ -115,7 +112,8 @@ impl Session {
             fences: statements.fences.clone(),
             prepared: Default::default(),
             over: AtomicBool::new(false),
-            driver: driver.abort_handle(),
+            driver,
+            task: task.abort_handle(),
             exchange_limit: settings.exchange_limit,
             store: settings.store.clone(),
         };
@@ -168,7 +166,7 @@ impl Session {
     /// Ends the session: its connection is closed, answered or not.
     pub(super) fn end(&self) {
         self.over.store(true, Ordering::Release);
-        self.driver.abort();
+        self.task.abort();
     }
 
     /// Takes a lock if it is free, and a fence with it. `timeout_ms` is said first where the
@@ -265,7 +263,8 @@ impl Session {
             }
         };
         // Polled in this order, so sent in this order, and in one exchange.
-        let (set, row) = tokio::join!(biased; set, asked);
+        let both = async { tokio::join!(biased; set, asked) };
+        let (set, row) = self.driver.sent(both).await;
         set.and(row)
     }
 

@@ -27,6 +27,7 @@ use crate::error::{Error, Result};
 use super::super::link::{Messages, connect};
 use super::super::{failure, settings::Settings};
 use super::Inner;
+use super::quick::Known;
 use super::schema::Statements;
 
 /// How often somebody asks who waits and hears nothing, less a random part.
@@ -50,7 +51,8 @@ const PROXIED_PAUSE: Duration = Duration::from_secs(60);
 #[derive(Debug, Default)]
 pub(super) struct Bells {
     belfry: Belfry,
-    tokens: Mutex<HashMap<i64, Token>>,
+    /// Whose a number is, and whether it was rung since its owner last asked.
+    tokens: Mutex<HashMap<i64, (Token, bool)>>,
 }
 
 impl Bells {
@@ -58,8 +60,17 @@ impl Bells {
     pub(super) fn expect(&self, token: Token) -> i64 {
         let number = number(&token);
         self.belfry.expect(token);
-        self.tokens().insert(number, token);
+        self.tokens().insert(number, (token, false));
         number
+    }
+
+    /// What is known about a claim that is to be asked for, before its bell is hung up again.
+    pub(super) fn known(&self, token: &Token) -> Known {
+        match self.tokens().get(&number(token)) {
+            Some((_, true)) => Known::Rung,
+            Some((_, false)) => Known::Asked,
+            None => Known::New,
+        }
     }
 
     pub(super) fn forget(&self, token: &Token) {
@@ -72,7 +83,10 @@ impl Bells {
     }
 
     fn ring(&self, number: i64) {
-        let token = self.tokens().get(&number).copied();
+        let token = self.tokens().get_mut(&number).map(|(token, rung)| {
+            *rung = true;
+            *token
+        });
         if let Some(token) = token {
             // A grant needs a flush, which the waiter's own `claim` waits for: ask again.
             self.belfry.ring(&token, 0);
@@ -83,7 +97,7 @@ impl Bells {
         self.belfry.ring_all();
     }
 
-    fn tokens(&self) -> MutexGuard<'_, HashMap<i64, Token>> {
+    fn tokens(&self) -> MutexGuard<'_, HashMap<i64, (Token, bool)>> {
         self.tokens.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -43,7 +43,7 @@ use super::link::{Argument, Link, one};
 use super::settings::Settings;
 use adrift::{Adrift, Voyage};
 use bells::{Bells, Hearing};
-use quick::{Met, Taken};
+use quick::{Known, Met, Short};
 use room::Room;
 use rows::{Answer, in_place, micros, page, signed};
 use schema::{Found, Statements};
@@ -170,23 +170,24 @@ impl Inner {
         link.query(&self.settings, statement, arguments).await
     }
 
-    /// One exchange about one claim; `new` if it cannot be in line yet.
+    /// Asks about one claim, by the short way first where there is one.
     async fn ask(
         self: &Arc<Self>,
         claim: &Claim,
-        (join, new): (bool, bool),
+        (join, known): (bool, Known),
         bell: i64,
     ) -> Result<Standing> {
         let link = self.room().link(self).await?;
         let voyage = self.adrift.setting_out(claim.key.token, Arc::clone(&link));
-        let taken = if new { self.take(&link, claim, bell).await } else { Ok(Taken::Unasked) };
-        let standing = match taken {
-            Ok(Taken::Held(standing)) => Ok(standing),
+        let standing = match self.shortly(&link, claim, (join, known), bell).await {
+            Ok(Short::Stands(standing)) => Ok(standing),
             // Enough to know for a claim that is going to join.
-            Ok(Taken::Met) if claim.join && !join => {
+            Ok(Short::Met) if claim.join && !join => {
                 Ok(Standing::Out { ahead: 1, retry_in: Duration::ZERO, by: None })
             }
-            Ok(Taken::Met | Taken::Unasked) => self.stand(&link, claim, (join, new), bell).await,
+            Ok(Short::Met | Short::Unasked) => {
+                self.stand(&link, claim, (join, known == Known::New), bell).await
+            }
             Err(error) => Err(error),
         };
         if !matches!(standing, Err(Error::Unreachable { .. })) {
@@ -299,16 +300,16 @@ impl Engine for LeaseTable {
     async fn claim(&self, claim: &Claim) -> Result<Standing> {
         let inner = &self.inner;
         let token = claim.key.token;
-        let new = inner.bells.bell(&token).is_none();
+        let known = inner.bells.known(&token);
         let bell = if claim.join { inner.bells.expect(token) } else { 0 };
         let room = inner.room();
         let deaf = matches!(room.ear.hearing(), Hearing::Unneeded | Hearing::Begins);
         // Most claims never wait, so nobody listens before the first that has to; and nobody is in
         // line before somebody listens.
-        let mut standing = inner.ask(claim, (claim.join && !deaf, new), bell).await?;
+        let mut standing = inner.ask(claim, (claim.join && !deaf, known), bell).await?;
         if claim.join && deaf && !matches!(standing, Standing::Held { .. }) {
             room.ear.open(inner).await;
-            standing = inner.ask(claim, (true, false), bell).await?;
+            standing = inner.ask(claim, (true, Known::Asked), bell).await?;
         }
         if claim.join && !matches!(standing, Standing::Queued { .. }) {
             inner.bells.forget(&token);

@@ -1,9 +1,10 @@
-//! The usual case by the shortest way: a name that nobody else wants, taken and given back.
+//! The usual cases by the shortest way: a name that nobody else wants, taken and given back; and
+//! one that many want all of, waited for, confirmed and given to the next.
 //!
-//! Each is one prepared statement on one row, where a session is ours to prepare it in. If it is
-//! not the usual case no row comes back, nothing has changed, and the SQL function is asked, as it
-//! is in all cases where nothing can be prepared. Whoever met somebody on a name asks the function
-//! at once for a while.
+//! Each is one prepared statement, where a session is ours to prepare it in. If it is not the
+//! usual case no row comes back, nothing has changed, and the SQL function is asked, as it is in
+//! all cases where nothing can be prepared. Whoever met somebody on a name takes it for one that
+//! many want for a while.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -12,6 +13,8 @@ use std::time::{Duration, Instant};
 use tokio_postgres::types::{ToSql, Type};
 
 use crate::claim::{Claim, ClaimKey, Released, Standing};
+use crate::clock::remote::Reading;
+use crate::clock::{Clock, SystemClock};
 use crate::error::Result;
 use crate::name::Name;
 
@@ -25,6 +28,9 @@ use super::schema::Statements;
 /// The places of the prepared statements.
 const TAKE: usize = 0;
 const PART: usize = 1;
+const JOIN: usize = 2;
+const CONFIRM: usize = 3;
+const HAND: usize = 4;
 
 /// What the functions set for themselves. Plans are made while tables are small, and must not be
 /// scans of whole tables, which would be kept when they have grown.
@@ -55,8 +61,25 @@ pub(super) async fn prepare(
         Type::INT8,
         Type::INT8,
     ];
-    let part = [Type::TEXT, Type::BYTEA];
-    let texts: [(&str, &[Type]); 2] = [(&statements.take, &take), (&statements.part, &part)];
+    let key = [Type::TEXT, Type::BYTEA];
+    let join = [
+        Type::TEXT,
+        Type::BYTEA,
+        Type::INT8,
+        Type::BYTEA,
+        Type::TEXT,
+        Type::TEXT,
+        Type::INT8,
+        Type::INT8,
+    ];
+    let confirm = [Type::TEXT, Type::BYTEA, Type::INT8];
+    let texts: [(&str, &[Type]); 5] = [
+        (&statements.take, &take),
+        (&statements.part, &key),
+        (&statements.join, &join),
+        (&statements.confirm, &confirm),
+        (&statements.hand, &key),
+    ];
     link.prepare(settings, process, SET, &texts).await
 }
 
@@ -81,11 +104,26 @@ impl Met {
             names.insert(name.clone(), Instant::now());
         }
     }
+
+    fn forget(&self, name: &Name) {
+        self.names.lock().unwrap_or_else(PoisonError::into_inner).remove(name);
+    }
 }
 
-/// What came of taking a name.
-pub(super) enum Taken {
-    Held(Standing),
+/// What is known about a claim before it is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Known {
+    /// It cannot be in line yet.
+    New,
+    /// Its bell was rung.
+    Rung,
+    /// It may be in line.
+    Asked,
+}
+
+/// What came of asking by the short way.
+pub(super) enum Short {
+    Stands(Standing),
     /// Somebody is in line.
     Met,
     /// It has to be asked for in full.
@@ -93,12 +131,28 @@ pub(super) enum Taken {
 }
 
 impl Inner {
+    /// Asks for a claim by the way that is the shortest for what is known about it.
+    pub(super) async fn shortly(
+        &self,
+        link: &Link,
+        claim: &Claim,
+        (join, known): (bool, Known),
+        bell: i64,
+    ) -> Result<Short> {
+        let lately = known == Known::New && self.met.lately(&claim.key.name);
+        match known {
+            Known::New if lately && join => self.join(link, claim, bell).await,
+            Known::New if lately => Ok(Short::Unasked),
+            Known::New => self.take(link, claim, bell).await,
+            Known::Rung => self.confirm(link, claim).await,
+            Known::Asked => Ok(Short::Unasked),
+        }
+    }
+
     /// Takes a name that nobody is in line for.
-    pub(super) async fn take(&self, link: &Link, claim: &Claim, bell: i64) -> Result<Taken> {
+    async fn take(&self, link: &Link, claim: &Claim, bell: i64) -> Result<Short> {
         let name = &claim.key.name;
-        let Some(statement) = link.prepared(TAKE).filter(|_| !self.met.lately(name)) else {
-            return Ok(Taken::Unasked);
-        };
+        let Some(statement) = link.prepared(TAKE) else { return Ok(Short::Unasked) };
         let (units, capacity) = (i64::from(claim.mode.units()), i64::from(claim.mode.capacity()));
         let (token, holder) = (claim.key.token.as_bytes(), claim.holder.id().0.to_be_bytes());
         let ttl = micros(claim.ttl);
@@ -115,24 +169,79 @@ impl Inner {
         ];
         let Some(row) = link.query_prepared(&self.settings, statement, &arguments).await? else {
             self.met.note(name);
-            return Ok(Taken::Met);
+            return Ok(Short::Met);
         };
-        let fence = u64::try_from(row.get::<_, i64>(0))
-            .map_err(|_| broken(&self.settings.store, "a negative number"))?;
-        Ok(Taken::Held(Standing::Held { fence, remaining: claim.ttl }))
+        let fence = self.positive(row.get(0))?;
+        Ok(Short::Stands(Standing::Held { fence, remaining: claim.ttl }))
     }
 
-    /// Gives a lease back that nobody else is in line with; `None` if that has to be asked for in
-    /// full.
-    pub(super) async fn part(&self, link: &Link, key: &ClaimKey) -> Result<Option<Released>> {
-        let Some(statement) = link.prepared(PART).filter(|_| !self.met.lately(&key.name)) else {
-            return Ok(None);
+    /// Enters the line of a name that several want all of.
+    async fn join(&self, link: &Link, claim: &Claim, bell: i64) -> Result<Short> {
+        let (name, mode) = (&claim.key.name, claim.mode);
+        let statement = link.prepared(JOIN).filter(|_| mode.units() == mode.capacity());
+        let Some(statement) = statement else { return Ok(Short::Unasked) };
+        let units = i64::from(mode.units());
+        let (token, holder) = (claim.key.token.as_bytes(), claim.holder.id().0.to_be_bytes());
+        let patience = micros(claim.patience);
+        let arguments: [&(dyn ToSql + Sync); 8] = [
+            &name.as_str(),
+            &token.as_slice(),
+            &units,
+            &holder.as_slice(),
+            &claim.holder.label(),
+            &claim.note.as_str(),
+            &patience,
+            &bell,
+        ];
+        let Some(row) = link.query_prepared(&self.settings, statement, &arguments).await? else {
+            // Probably it is not wanted by several any more.
+            self.met.forget(name);
+            return Ok(Short::Unasked);
         };
+        self.met.note(name);
+        let ahead = usize::try_from(row.get::<_, i32>(0))
+            .map_err(|_| broken(&self.settings.store, "a negative number"))?;
+        let retry_in = Duration::from_micros(self.positive(row.get(1))?);
+        Ok(Short::Stands(Standing::Queued { ahead, retry_in }))
+    }
+
+    /// Confirms a claim whose bell says that it holds.
+    async fn confirm(&self, link: &Link, claim: &Claim) -> Result<Short> {
+        let Some(statement) = link.prepared(CONFIRM) else { return Ok(Short::Unasked) };
+        let (name, token) = (claim.key.name.as_str(), claim.key.token.as_bytes().as_slice());
+        let ttl = micros(claim.ttl);
+        let sent = SystemClock.now();
+        let row = link.query_prepared(&self.settings, statement, &[&name, &token, &ttl]).await?;
+        let Some(row) = row else { return Ok(Short::Unasked) };
+        let (received, time) = (SystemClock.now(), row.get::<_, i64>(1));
+        let time = u64::try_from(time).unwrap_or_default();
+        self.read_clock(Reading { sent, received, time });
+        let fence = self.positive(row.get(0))?;
+        Ok(Short::Stands(Standing::Held { fence, remaining: claim.ttl }))
+    }
+
+    /// Gives a lease back that nobody else is in line with, or that the next in line gets; `None`
+    /// if that has to be asked for in full.
+    pub(super) async fn part(&self, link: &Link, key: &ClaimKey) -> Result<Option<Released>> {
         let (name, token) = (key.name.as_str(), key.token.as_bytes().as_slice());
+        if !self.met.lately(&key.name)
+            && let Some(statement) = link.prepared(PART)
+        {
+            let row = link.query_prepared(&self.settings, statement, &[&name, &token]).await?;
+            if let Some(row) = row {
+                return Ok(Some(match row.get(0) {
+                    true => Released::Released,
+                    false => Released::AlreadyExpired,
+                }));
+            }
+            self.met.note(&key.name);
+        }
+        let Some(statement) = link.prepared(HAND) else { return Ok(None) };
         let row = link.query_prepared(&self.settings, statement, &[&name, &token]).await?;
-        Ok(row.map(|row| match row.get(0) {
-            true => Released::Released,
-            false => Released::AlreadyExpired,
-        }))
+        Ok(row.map(|_handed| Released::Released))
+    }
+
+    fn positive(&self, number: i64) -> Result<u64> {
+        u64::try_from(number).map_err(|_| broken(&self.settings.store, "a negative number"))
     }
 }
