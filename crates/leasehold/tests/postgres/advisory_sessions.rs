@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use leasehold::advisory::{Keys, lock_in, try_lock_in};
-use leasehold::{Error, Mode, Name, Released, connect};
+use leasehold::{Error, Lease, Mode, Name, Released, connect};
 
 use crate::support::{
     LONG, advisory_on, database, granted, number, plain, server, soon, truth, until, until_waiting,
@@ -38,6 +38,43 @@ async fn many_locks_are_on_one_session() {
     let _other = client.mutex("other").ttl(LONG).lock().await.expect("a lease");
     assert_eq!(sessions(&url).await, 2);
     assert!(leases.iter().all(|lease| lease.is_held()));
+}
+
+#[tokio::test]
+async fn f116_a_release_wakes_one_of_many_that_wait() {
+    const WAITERS: usize = 30;
+    let url = format!("{}?connections=64", advisory_on(server()));
+    let client = connect(&url).await.expect("connected");
+    let mut held = client.mutex("n").ttl(LONG).lock().await.expect("a lease");
+    let (sender, mut order) = tokio::sync::mpsc::channel::<Lease>(WAITERS);
+    for _ in 0..WAITERS {
+        let (request, sender) = (client.claim("n").ttl(LONG), sender.clone());
+        tokio::spawn(async move {
+            if let Ok(lease) = request.acquire().await {
+                sender.send(lease).await.expect("the test listens");
+            }
+        });
+    }
+    until_waiting(&client, "n", WAITERS).await;
+    let observer = plain(&url).await;
+    for release in 1..=5 {
+        let since = "SELECT clock_timestamp()::text";
+        let since: String = observer.query_one(since, &[]).await.expect("an answer").get(0);
+        held.release().await.expect("an answer");
+        held = soon("the next grant", order.recv()).await.expect("somebody waits");
+        // Whoever still waits has asked the server nothing since.
+        let waits = format!(
+            "SELECT count(*) FROM pg_stat_activity \
+             WHERE application_name = 'leasehold advisory' AND datname = '{}' \
+             AND wait_event = 'advisory' AND query_start < '{since}'",
+            database(&url)
+        );
+        let waits = number(&observer, &waits).await;
+        assert_eq!(waits, (WAITERS - release) as i64, "release {release}");
+        until_waiting(&client, "n", WAITERS - release).await;
+        assert!(order.try_recv().is_err(), "release {release} woke a second one");
+    }
+    soon("the close", client.close()).await.expect("closed");
 }
 
 #[tokio::test]

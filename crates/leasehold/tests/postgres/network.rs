@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use leasehold::layer::retry::RetryPolicy;
 use leasehold::{Client, Error, LeaseState, LostCause, Released, connect};
 use leasehold_testkit::{AfterLoss, Direction, Proxy};
 
@@ -99,6 +100,21 @@ async fn f24_a_release_whose_answer_is_lost_is_repeated() {
         assert_eq!(released, Released::AlreadyExpired);
         assert!(other.show(LOST).await.expect("an answer").is_none());
     }
+}
+
+#[tokio::test]
+async fn f29_the_driver_repeats_nothing_by_itself() {
+    let lab = Troubled::new("").await;
+    let builder = Client::builder().retry(RetryPolicy::OFF);
+    let client = builder.connect(&lab.troubled).await.expect("connected");
+    let other = connect(&lab.direct).await.expect("connected");
+    drop(client.mutex("before").lock().await.expect("free"));
+    lab.proxy.lose_reply_to(LOST, AfterLoss::Reset);
+    // Asked a second time, the server would have answered.
+    let asked = soon("an answer", client.mutex(LOST).ttl(LONG).try_lock()).await;
+    assert!(matches!(&asked, Err(Error::Unreachable { .. })), "{asked:?}");
+    assert_eq!(lab.proxy.traffic().replies_lost, 1);
+    until_free(&other, LOST).await;
 }
 
 #[tokio::test]
