@@ -502,7 +502,8 @@ mod etcd {
         #![proptest_config(config(40))]
         #[test]
         fn etcd_answers_as_the_rule(
-            parts in prop::collection::vec(prop::collection::vec(step(), 1..12), 1..6),
+            // Many short parts: what one client does to the claims of the other is the hard part.
+            parts in prop::collection::vec(prop::collection::vec(step(), 1..8), 1..12),
         ) {
             static NEXT: AtomicU64 = AtomicU64::new(0);
             let number = NEXT.fetch_add(1, Ordering::Relaxed);
