@@ -325,3 +325,38 @@ async fn sums_of_a_line_agree_with_its_claims_while_many_want_it() {
         format!("SELECT (SELECT count(*) FROM {schema}.lines), count(*) FROM {schema}.claims");
     assert_eq!(server().sql(&left).expect("an answer"), "0|0", "after {looks} looks");
 }
+
+#[tokio::test]
+async fn the_bell_of_a_usual_hand_off_is_heard_by_its_client_alone() {
+    use tokio_postgres::{AsyncMessage, NoTls};
+    let schema = fresh_schema();
+    let url = format!("{}?schema={schema}", server().url());
+    let (one, two) = (connect(&url).await.expect("a"), connect(&url).await.expect("b"));
+    // Somebody else who hears what all clients hear.
+    let connected = tokio_postgres::connect(server().url(), NoTls).await;
+    let (client, mut connection) = connected.expect("connected");
+    let (sender, mut heard) = tokio::sync::mpsc::channel(100);
+    tokio::spawn(async move {
+        while let Some(message) = std::future::poll_fn(|cx| connection.poll_message(cx)).await {
+            if let Ok(AsyncMessage::Notification(rung)) = message {
+                sender.send(rung.payload().to_owned()).await.expect("the test hears");
+            }
+        }
+    });
+    let listen = format!("LISTEN \"\"\"{schema}\"\".bells\"");
+    client.batch_execute(&listen).await.expect("it listens");
+    let mut held = one.mutex("n").ttl(LONG).lock().await.expect("a lease");
+    for next in [&two, &one, &two] {
+        let next = waiter(next.claim("n").ttl(LONG));
+        until_waiting(&one, "n", 1).await;
+        held.release().await.expect("an answer");
+        held = granted(next).await;
+    }
+    let end = format!("NOTIFY \"\"\"{schema}\"\".bells\", 'the end'");
+    client.batch_execute(&end).await.expect("rung");
+    let mut rung = 0;
+    while soon("a bell", heard.recv()).await.expect("it listens") != "the end" {
+        rung += 1;
+    }
+    assert_eq!(rung, 2, "each client tries out once whether it hears");
+}

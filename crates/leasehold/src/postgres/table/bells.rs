@@ -1,7 +1,9 @@
 //! The bells of waiting claims, and the ear that hears them: one connection that only listens.
 //!
 //! A bell goes by a number that follows from the claim's token but does not tell it, because every
-//! user of the database may listen. All clients hear all bells and ring those that are theirs.
+//! user of the database may listen. Its upper part is the client's own, and the name of a channel
+//! that hardly anybody else hears: the usual hand-off wakes one client. What the SQL functions ring
+//! is heard by all clients, who ring those that are theirs.
 //!
 //! A connection that was lost is made again: listen first, then ring everybody with "ask again".
 //! Behind a proxy that pools transactions nothing is ever heard; a trial finds that out, and
@@ -28,7 +30,7 @@ use super::super::link::{Messages, connect};
 use super::super::{failure, settings::Settings};
 use super::Inner;
 use super::quick::Known;
-use super::schema::Statements;
+use super::schema::{Statements, quoted};
 
 /// How often somebody asks who waits and hears nothing, less a random part.
 pub(super) const POLL_EVERY: Duration = Duration::from_millis(500);
@@ -47,18 +49,31 @@ const PAUSE_LONGEST: Duration = Duration::from_secs(2);
 /// How long until a connection that heard nothing in its trial is tried again.
 const PROXIED_PAUSE: Duration = Duration::from_secs(60);
 
+/// How many bits of a bell's number are the claim's; those above are the client's. `hand.sql` knows
+/// it too.
+const CLAIM_BITS: u32 = 40;
+
 /// The waiting claims of an engine, by the numbers of their bells.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Bells {
     belfry: Belfry,
+    /// The client's part of its bells' numbers. Two that have the same hear each other's.
+    client: i64,
     /// Whose a number is, and whether it was rung since its owner last asked.
     tokens: Mutex<HashMap<i64, (Token, bool)>>,
+}
+
+impl Default for Bells {
+    fn default() -> Self {
+        let client = rand::random_range(1..1 << (i64::BITS - 1 - CLAIM_BITS));
+        Self { belfry: Belfry::default(), client, tokens: Mutex::default() }
+    }
 }
 
 impl Bells {
     /// Hangs up a claim's bell and returns its number. To be called before the claim is sent.
     pub(super) fn expect(&self, token: Token) -> i64 {
-        let number = number(&token);
+        let number = self.number(&token);
         self.belfry.expect(token);
         self.tokens().insert(number, (token, false));
         number
@@ -66,7 +81,7 @@ impl Bells {
 
     /// What is known about a claim that is to be asked for, before its bell is hung up again.
     pub(super) fn known(&self, token: &Token) -> Known {
-        match self.tokens().get(&number(token)) {
+        match self.tokens().get(&self.number(token)) {
             Some((_, true)) => Known::Rung,
             Some((_, false)) => Known::Asked,
             None => Known::New,
@@ -75,7 +90,7 @@ impl Bells {
 
     pub(super) fn forget(&self, token: &Token) {
         self.belfry.forget(token);
-        self.tokens().remove(&number(token));
+        self.tokens().remove(&self.number(token));
     }
 
     pub(super) fn bell(&self, token: &Token) -> Option<Arc<Bell>> {
@@ -97,16 +112,23 @@ impl Bells {
         self.belfry.ring_all();
     }
 
+    /// The number of a claim's bell. It is positive, because zero is no bell.
+    fn number(&self, token: &Token) -> i64 {
+        let mut hasher = DefaultHasher::new();
+        token.hash(&mut hasher);
+        let claim = hasher.finish() >> (u64::BITS - CLAIM_BITS);
+        self.client << CLAIM_BITS | i64::try_from(claim).unwrap_or_default()
+    }
+
+    /// Makes a connection hear the bells that are rung for all, and for this client.
+    fn listen(&self, statements: &Statements) -> String {
+        let own = format!("{}.{}", statements.bells, self.client);
+        format!("LISTEN {}; LISTEN {}", quoted(&statements.bells), quoted(&own))
+    }
+
     fn tokens(&self) -> MutexGuard<'_, HashMap<i64, (Token, bool)>> {
         self.tokens.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// The number of a claim's bell: positive, because zero is no bell.
-fn number(token: &Token) -> i64 {
-    let mut hasher = DefaultHasher::new();
-    token.hash(&mut hasher);
-    i64::try_from(hasher.finish() >> 1).unwrap_or(i64::MAX).max(1)
 }
 
 /// What can be heard just now.
@@ -246,7 +268,7 @@ impl Heard {
         let (client, messages) = connect(&settings).await?;
         let trial = rand::random_range(1..i64::MAX);
         let mut heard = Heard { client, messages, bells, settings, trial, tried: false };
-        heard.run(&statements.listen_bells).await?;
+        heard.run(&heard.bells.listen(&statements)).await?;
         match heard.try_out(engine, &statements).await? {
             true => Ok(Some(heard)),
             false => Ok(None),

@@ -30,5 +30,5 @@ WITH line AS MATERIALIZED (
 UPDATE leasehold.lines l SET claims = l.claims - 1, last_held = granted.fence FROM granted
 WHERE l.name = $1
 RETURNING CASE WHEN granted.bell <> 0
-        THEN pg_notify('leasehold.bells', to_hex(granted.bell)) END,
+        THEN pg_notify('leasehold.bells.' || (granted.bell >> 40), to_hex(granted.bell)) END,
     set_config('synchronous_commit', 'off', true)

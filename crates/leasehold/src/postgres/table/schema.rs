@@ -56,8 +56,7 @@ pub(super) struct Statements {
     pub(super) watch: String,
     pub(super) unwatch: String,
     pub(super) examine: String,
-    /// Makes a connection hear bells; and what they are sent to, for the trial of a connection.
-    pub(super) listen_bells: String,
+    /// What bells are sent to that all clients hear.
     pub(super) bells: String,
     pub(super) listen_events: String,
     pub(super) install: &'static str,
@@ -103,7 +102,6 @@ impl Statements {
             watch: named("SELECT leasehold.watch($1, $2)"),
             unwatch: named("SELECT leasehold.unwatch($1)"),
             examine: named(include_str!("examine.sql")),
-            listen_bells: format!("LISTEN {}", quoted(&bells)),
             bells,
             listen_events: format!("LISTEN {}", quoted(&events)),
             install: install_text(schema),
@@ -269,7 +267,7 @@ mod tests {
         assert!(text.contains("CREATE SCHEMA \"order\";"));
         assert!(text.contains("to_regnamespace('\"order\"')"));
         assert!(!text.contains("leasehold."), "no statement is left with the usual name");
-        assert_eq!(Statements::of("order").listen_bells, "LISTEN \"\"\"order\"\".bells\"");
+        assert_eq!(quoted(&Statements::of("order").bells), "\"\"\"order\"\".bells\"");
         assert_eq!(install_text(WRITTEN), INSTALL);
     }
 }
