@@ -4,6 +4,7 @@
 //! statement that waits; where somebody met somebody within the last second, it is sent at once.
 
 use std::sync::Arc;
+use std::task::{Context, Waker};
 use std::time::Duration;
 
 use crate::claim::{Claim, ClaimKey, Holder, Mode, Standing};
@@ -265,7 +266,12 @@ impl Inner {
         self.belfry.expect(token);
         self.scribe.notice();
         let waits = Arc::clone(self).wait_on(claim.key.clone(), session, (on, shared), set);
-        self.deck.run(waits);
+        let mut waits = Box::pin(waits);
+        // Its statement is sent right here, so that nobody who asks later comes before it; the
+        // engine's thread goes on from there.
+        if waits.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
+            self.deck.run(waits);
+        }
         let Some(bell) = self.belfry.bell(&token) else {
             return Ok(Standing::Queued { ahead: 1, retry_in: RETRY_IN });
         };
