@@ -12,6 +12,7 @@ super::cases! {
     readers_hold_together: shared,
     writer_excludes_readers_and_readers_the_writer: shared,
     queued_writer_stops_later_readers: shared & fifo,
+    reader_behind_a_writer_that_followed_a_reader_waits: shared & fifo,
     writer_is_granted_after_the_readers_before_it: shared & fifo,
     waiting_readers_are_granted_together: shared & fifo,
     cancelled_writer_lets_the_readers_behind_it_in: shared & fifo,
@@ -60,6 +61,28 @@ async fn queued_writer_stops_later_readers(lab: Arc<dyn Harness>) -> Outcome {
     read.release().await?;
     let write = writer.granted().await?;
     assert!(late.is_waiting());
+    write.release().await?;
+    late.served().await?;
+    Ok(())
+}
+
+async fn reader_behind_a_writer_that_followed_a_reader_waits(lab: Arc<dyn Harness>) -> Outcome {
+    let name = "shared:followed";
+    let [one, two, three] = lab.clients().await?;
+    let read = reader(&one, name).acquire().await?;
+    let mut writer = Waiter::queue(&one, name, two.claim(name).ttl(LONG), 0).await?;
+    let mut late = Waiter::queue(&one, name, reader(&three, name), 1).await?;
+    read.release().await?;
+    let write = writer.granted().await?;
+    // Whoever leaves makes the store look again at who holds.
+    let leaves = Waiter::queue(&one, name, one.claim(name).ttl(LONG), 1).await?;
+    drop(leaves);
+    until("it has left", async || {
+        Ok(one.show(name).await?.is_some_and(|line| line.waiting.len() <= 1))
+    })
+    .await?;
+    assert!(late.is_waiting(), "a reader beside a writer");
+    assert_eq!(line(&one, name).await?.held.len(), 1);
     write.release().await?;
     late.served().await?;
     Ok(())

@@ -1,6 +1,6 @@
--- Gives a lease back that is alone in holding its name, to the next in line, who wants all of it;
--- no row if it is not like that, or something else is to be done. Not flushed. Prepared, for
--- sessions of our own.
+-- Gives a lease back that is alone in holding its name, or a part of it, to the next in line, who
+-- wants all of it; no row if it is not like that, or something else is to be done. Not flushed.
+-- Prepared, for sessions of our own.
 -- $1 name, $2 token
 --
 -- If the statement had to wait for the line's lock, what it reads of claims is older than that.
@@ -27,7 +27,8 @@ WITH line AS MATERIALIZED (
 ), gone AS (
     DELETE FROM leasehold.claims c USING granted WHERE c.name = $1 AND c.fence = granted.mine
 )
-UPDATE leasehold.lines l SET claims = l.claims - 1, last_held = granted.fence FROM granted
+UPDATE leasehold.lines l
+SET claims = l.claims - 1, held_units = l.capacity, last_held = granted.fence FROM granted
 WHERE l.name = $1
 RETURNING CASE WHEN granted.bell <> 0
         THEN pg_notify('leasehold.bells.' || (granted.bell >> 40), to_hex(granted.bell)) END,

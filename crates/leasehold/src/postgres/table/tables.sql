@@ -54,7 +54,8 @@ CREATE TABLE IF NOT EXISTS leasehold.lines (
 CREATE INDEX IF NOT EXISTS lines_sweep ON leasehold.lines (sweep_at);
 CREATE INDEX IF NOT EXISTS lines_holder ON leasehold.lines (holder) WHERE sole IS NOT NULL;
 
--- The claims of each line in order of arrival. Touched only under the lock of their line.
+-- The claims of each line in order of arrival. Touched only under the lock of their line, but for
+-- their time, which whoever has one may prolong.
 CREATE TABLE IF NOT EXISTS leasehold.claims (
     name    text        COLLATE "C" NOT NULL,
     fence   bigint      NOT NULL,
