@@ -6,6 +6,7 @@
 
 pub(crate) mod advisory;
 mod failure;
+mod install;
 mod link;
 mod own;
 mod passfile;

@@ -6,6 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use crate::error::{Error, Result};
 
 use super::super::failure;
+use super::super::install::unless_made;
 use super::super::link::{Link, one};
 use super::super::settings::Settings;
 use super::super::table::schema::{creation, forbidden, quoted, rename};
@@ -153,7 +154,8 @@ pub(super) async fn install(
     settings: &Settings,
     statements: &Statements,
 ) -> Result<()> {
-    let Err(error) = link.run(settings, statements.install).await? else { return Ok(()) };
+    let installed = unless_made(link, settings, statements.install, "advisory").await?;
+    let Err(error) = installed else { return Ok(()) };
     // The transaction that failed is still open on this connection, and ends with it.
     link.set_aside();
     Err(match failure::is_forbidden(&error) {

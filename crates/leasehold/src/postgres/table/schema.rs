@@ -8,6 +8,7 @@ use crate::clock::{Clock, SystemClock};
 use crate::error::{Error, Result};
 
 use super::super::failure;
+use super::super::install::unless_made;
 use super::super::link::{Link, one};
 use super::super::settings::Settings;
 
@@ -217,7 +218,8 @@ pub(super) async fn install(
     settings: &Settings,
     statements: &Statements,
 ) -> Result<()> {
-    let Err(error) = link.run(settings, statements.install).await? else { return Ok(()) };
+    let installed = unless_made(link, settings, statements.install, "store").await?;
+    let Err(error) = installed else { return Ok(()) };
     // The transaction that failed is still open on this connection, and ends with it.
     link.set_aside();
     Err(match failure::is_forbidden(&error) {
