@@ -19,7 +19,7 @@ fn main() -> ExitCode {
     worker::run_if_asked();
     let mut arguments = Arguments::from_args();
     // Most cases wait most of the time.
-    let parallel = std::thread::available_parallelism().map_or(1, usize::from) * 2;
+    let parallel = std::thread::available_parallelism().map_or(1, usize::from) * 4;
     arguments.test_threads.get_or_insert(parallel);
     // Servers of engines that nobody asked for need not start.
     let asked = |engine: &str| match arguments.filter.as_deref().and_then(|f| f.split_once("::")) {
