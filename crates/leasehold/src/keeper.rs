@@ -21,6 +21,7 @@ use crate::error::{Error, LostCause, Result};
 use crate::layer::retry::{Retry, RetryPolicy};
 use crate::notices::Notices;
 use crate::observe::{Counters, Measure, Observer, Stats};
+use crate::parting::{Parted, Parting, part_all};
 use crate::registry::Registry;
 use crate::tenure::{Answered, Duty, Ended, Phase, Tenure};
 use crate::witness::Witness;
@@ -88,46 +89,6 @@ impl Desk {
     }
 }
 
-/// A claim whose owner is done with it.
-#[derive(Debug, Clone)]
-pub(crate) struct Parting {
-    key: ClaimKey,
-    /// It stays in the store until then, although nobody works under it any more.
-    keep_until: Option<Moment>,
-    /// How long the store keeps it at most without another word.
-    ttl: Duration,
-    /// After this the store has dropped it by itself; set when the keeper takes it over.
-    give_up: Option<Moment>,
-    /// A renewal that must land first: it would make a claim that stays end earlier again.
-    landing: Option<Arc<AtomicBool>>,
-}
-
-impl Parting {
-    pub(crate) fn of(tenure: &Tenure, ended: &Ended) -> Self {
-        let keep_until = ended.keep_until.filter(|_| ended.is_kept());
-        let landing = keep_until.and_then(|_| tenure.landing());
-        Self { key: tenure.key.clone(), keep_until, ttl: ended.ttl, give_up: None, landing }
-    }
-
-    fn may_go(&self) -> bool {
-        self.landing.as_ref().is_none_or(|landed| landed.load(Ordering::Acquire))
-    }
-
-    fn given_up_from(mut self, now: Moment) -> Self {
-        self.give_up.get_or_insert(now + self.ttl);
-        self
-    }
-
-    /// How much longer it must stay in the store.
-    fn keep_for(&self, clock: &dyn Clock) -> Option<Duration> {
-        let left = self.keep_until?.since(clock.now());
-        (!left.is_zero()).then_some(left)
-    }
-}
-
-/// How a lease that was given back on the spot ended: as it should, or what became of it.
-pub(crate) type Parted = std::result::Result<(), Box<Released>>;
-
 /// Exchanges of one kind under way.
 type Exchanges = FuturesUnordered<BoxFuture<'static, Done>>;
 
@@ -189,18 +150,19 @@ impl Keeper {
 
     /// Takes a tenure into care before its claim is sent, so that nothing sent is ever forgotten.
     pub(crate) fn enter(&self, tenure: &Arc<Tenure>) -> Result<()> {
-        if self.is_closed() {
-            return Err(Error::Closed);
-        }
-        self.registry.enter(tenure, false)
+        self.admit(tenure, false)
     }
 
     /// Takes a lease into care that the store granted on the spot, and counts it.
     pub(crate) fn enter_held(&self, tenure: &Arc<Tenure>) -> Result<()> {
+        self.admit(tenure, true)
+    }
+
+    fn admit(&self, tenure: &Arc<Tenure>, held: bool) -> Result<()> {
         if self.is_closed() {
             return Err(Error::Closed);
         }
-        self.registry.enter(tenure, true)
+        self.registry.enter(tenure, held)
     }
 
     /// Something of a tenure is due at `at`; the keeper wakes if it would sleep past it.
@@ -763,40 +725,4 @@ impl Keeper {
     fn desk(&self) -> MutexGuard<'_, Desk> {
         self.desk.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// Tells the store that a claim's owner is done with it.
-pub(crate) async fn part(
-    engine: &dyn Engine,
-    clock: &dyn Clock,
-    parting: &Parting,
-) -> Result<Released> {
-    match parting.keep_for(clock) {
-        Some(ttl) => {
-            let key = parting.key.clone();
-            let answers = engine.renew(&[Renewal { key, ttl, patience: ttl }]).await?;
-            Ok(match answers.into_iter().next().transpose()? {
-                Some(Standing::Out { by: Some(holder), .. }) => Released::TakenBy(holder),
-                Some(Standing::Out { .. }) => Released::AlreadyExpired,
-                _ => Released::Released,
-            })
-        }
-        None => {
-            let answers = engine.release(std::slice::from_ref(&parting.key)).await?;
-            Ok(answers.into_iter().next().unwrap_or(Released::AlreadyExpired))
-        }
-    }
-}
-
-async fn part_all(engine: &dyn Engine, clock: &dyn Clock, partings: &[Parting]) -> Result<()> {
-    let (kept, gone): (Vec<_>, Vec<_>) =
-        partings.iter().partition(|parting| parting.keep_for(clock).is_some());
-    for parting in kept {
-        part(engine, clock, parting).await?;
-    }
-    if !gone.is_empty() {
-        let keys: Vec<ClaimKey> = gone.iter().map(|parting| parting.key.clone()).collect();
-        engine.release(&keys).await?;
-    }
-    Ok(())
 }

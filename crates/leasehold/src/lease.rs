@@ -15,6 +15,7 @@ use crate::error::{Error, LostCause, Result};
 use crate::handle::Handle;
 use crate::keeper;
 use crate::name::Name;
+use crate::parting::{Parted, Parting, part};
 use crate::tenure::{Ended, LeaseState, Phase, Tenure};
 
 /// A lock that is held.
@@ -248,7 +249,7 @@ impl Lease {
     }
 
     /// Gives the lease back where the store answers without waiting; otherwise says how it ended.
-    fn part_now(&self) -> std::result::Result<keeper::Parted, Box<Ended>> {
+    fn part_now(&self) -> std::result::Result<Parted, Box<Ended>> {
         let Some(ended) = self.tenure.leave() else {
             return Ok(Err(Box::new(Released::StillEntered)));
         };
@@ -267,13 +268,13 @@ impl Lease {
             return Ok(self.what_became(ended.phase).await);
         }
         let keeper = &self.inner().keeper;
-        let (parting, kept) = (keeper::Parting::of(&self.tenure, &ended), ended.is_kept());
+        let (parting, kept) = (Parting::of(&self.tenure, &ended), ended.is_kept());
         let mut unfinished = Unfinished { keeper, tenure: &self.tenure, ended: Some(ended) };
         if kept {
             // A renewal that is on its way would make it end earlier again.
             self.tenure.landed().await;
         }
-        let released = keeper::part(&*keeper.engine, &*keeper.clock, &parting).await?;
+        let released = part(&*keeper.engine, &*keeper.clock, &parting).await?;
         if let Some(ended) = unfinished.ended.take() {
             keeper.count_end(&self.tenure, &ended, &released);
         }

@@ -67,6 +67,7 @@ mod notice;
 mod notices;
 pub mod observe;
 mod once;
+mod parting;
 #[cfg(feature = "postgres")]
 pub mod postgres;
 pub mod quorum;

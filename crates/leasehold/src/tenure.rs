@@ -182,19 +182,10 @@ impl Tenure {
             changed: Notify::new(),
             life: Mutex::new(Life {
                 phase: Phase::Held,
-                terms,
                 fence,
-                since: sent,
                 deadline,
                 due,
-                beat: sent,
-                provisional: false,
-                failures: 0,
-                unreachable: false,
-                in_flight: false,
-                landing: None,
-                answers: 0,
-                entries: 1,
+                ..Life::new(terms, sent)
             }),
             slot: AtomicUsize::new(usize::MAX),
             usage: Usage::here(),
@@ -494,6 +485,7 @@ fn part(span: Duration, percent: u32) -> Duration {
 }
 
 impl Life {
+    #[inline(always)]
     fn new(terms: Terms, now: Moment) -> Self {
         Self {
             phase: Phase::Asking,

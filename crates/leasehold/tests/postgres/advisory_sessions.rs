@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use leasehold::advisory::{Keys, lock_in, try_lock_in};
-use leasehold::{Error, Lease, Mode, Name, Released, connect};
+use leasehold::{Error, Mode, Name, Released, connect};
 
 use crate::support::{
-    LONG, advisory_on, database, granted, number, plain, server, soon, truth, until, until_waiting,
-    waiter,
+    LONG, advisory_on, crowd_of, database, granted, number, plain, server, soon, truth, until,
+    until_waiting, waiter,
 };
 
 async fn sessions(url: &str) -> i64 {
@@ -46,15 +46,7 @@ async fn f116_a_release_wakes_one_of_many_that_wait() {
     let url = format!("{}?connections=64", advisory_on(server()));
     let client = connect(&url).await.expect("connected");
     let mut held = client.mutex("n").ttl(LONG).lock().await.expect("a lease");
-    let (sender, mut order) = tokio::sync::mpsc::channel::<Lease>(WAITERS);
-    for _ in 0..WAITERS {
-        let (request, sender) = (client.claim("n").ttl(LONG), sender.clone());
-        tokio::spawn(async move {
-            if let Ok(lease) = request.acquire().await {
-                sender.send(lease).await.expect("the test listens");
-            }
-        });
-    }
+    let mut order = crowd_of(WAITERS, &client.claim("n").ttl(LONG));
     until_waiting(&client, "n", WAITERS).await;
     let observer = plain(&url).await;
     for release in 1..=5 {

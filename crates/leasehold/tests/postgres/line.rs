@@ -4,10 +4,12 @@ use std::time::Duration;
 
 use leasehold::layer::chaos::{Chaos, Verb};
 use leasehold::postgres::LeaseTable;
-use leasehold::{Client, Lease, connect};
+use leasehold::{Client, connect};
 use leasehold_testkit::{Clock, Postgres, Server};
 
-use crate::support::{LONG, fresh_schema, granted, server, soon, until, until_waiting, waiter};
+use crate::support::{
+    LONG, crowd_of, fresh_schema, granted, server, soon, until, until_waiting, waiter,
+};
 
 /// The pages a statement touches, counted by the server itself.
 fn pages(schema: &str, call: &str) -> u64 {
@@ -135,15 +137,7 @@ async fn f116_a_thousand_waiters_need_few_connections_and_a_release_wakes_one() 
     let engine = chaos.trouble(LeaseTable::open(&url).await.expect("connected"));
     let crowd = Client::builder().engine(engine).expect("a client");
     let lease = one.mutex("n").ttl(LONG).lock().await.expect("a lease");
-    let (sender, mut order) = tokio::sync::mpsc::channel::<Lease>(WAITERS);
-    for _ in 0..WAITERS {
-        let (request, sender) = (crowd.claim("n").ttl(LONG), sender.clone());
-        tokio::spawn(async move {
-            if let Ok(lease) = request.acquire().await {
-                sender.send(lease).await.expect("the test listens");
-            }
-        });
-    }
+    let mut order = crowd_of(WAITERS, &crowd.claim("n").ttl(LONG));
     until_waiting(&one, "n", WAITERS).await;
     let sql = format!(
         "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'leasehold' \

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use leasehold::{Client, Lease, Request, Result, connect};
 use leasehold_testkit::{Postgres, Proxy, Server};
+use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
 pub(crate) use leasehold_testkit::waiting::{EVENT_MAX, soon, until, until_free, until_waiting};
@@ -54,6 +55,20 @@ impl Troubled {
 /// A claim that waits in a task of its own.
 pub(crate) fn waiter(request: Request) -> JoinHandle<Result<Lease>> {
     tokio::spawn(async move { request.acquire().await })
+}
+
+/// So many claims that wait, each in a task of its own, and their leases in order.
+pub(crate) fn crowd_of(waiters: usize, request: &Request) -> mpsc::Receiver<Lease> {
+    let (sender, order) = mpsc::channel(waiters);
+    for _ in 0..waiters {
+        let (request, sender) = (request.clone(), sender.clone());
+        tokio::spawn(async move {
+            if let Ok(lease) = request.acquire().await {
+                sender.send(lease).await.expect("the test listens");
+            }
+        });
+    }
+    order
 }
 
 /// The lease of a waiter.
