@@ -116,6 +116,13 @@ fn leftovers(server: &Server) -> Vec<String> {
     keys.lines().filter(kept).map(str::to_owned).collect()
 }
 
+/// Waits until a release is carried out at all of these nodes: its caller is answered as soon as
+/// a majority has done so.
+async fn until_released(servers: &[Server]) {
+    let released = async || servers.iter().all(|server| leftovers(server).is_empty());
+    until("the release at every node", released).await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f55_minority_that_is_dead_or_silent_holds_up_nobody() {
     let group = memory_only(5).await;
@@ -200,7 +207,7 @@ async fn f57_node_that_restarts_empty_takes_no_part_and_is_repaired() {
     until_one_does_not_vote(&two).await;
     assert_eq!(other.release().await.expect("an answer"), Released::Released);
     assert_eq!(lease.release().await.expect("an answer"), Released::Released);
-    until("nothing to be left", async || leftovers(node).is_empty()).await;
+    until_released(std::slice::from_ref(node)).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -416,10 +423,7 @@ async fn npm_redlock_and_this_one_exclude_and_wait_for_each_other() {
     let lease = waiter.granted().await;
     assert!(!peer.try_lock("report", long).await.expect("an answer"));
     assert_eq!(lease.release().await.expect("an answer"), Released::Released);
-    until("nothing to be left", async || {
-        group.servers().iter().all(|server| leftovers(server).is_empty())
-    })
-    .await;
+    until_released(group.servers()).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -429,6 +433,7 @@ async fn value_of_any_type_at_a_minority_of_lock_keys_excludes_nobody_and_at_two
     told(&group.servers()[0], &["RPUSH", "lock:report", "odd"]);
     let lease = client.mutex("report").ttl(LONG).lock().await.expect("two of three are free");
     assert_eq!(lease.release().await.expect("an answer"), Released::Released);
+    until_released(&group.servers()[1..]).await;
     told(&group.servers()[1], &["HSET", "lock:report", "odd", "1"]);
     assert!(client.mutex("report").try_lock().await.expect("an answer").is_none());
     let waiter = Waiter::start(client.claim("report").ttl(LONG));
@@ -444,19 +449,13 @@ async fn acquire_and_release_of_a_free_name_are_one_call_at_each_node() {
     let client = client_of(&group).await;
     warm_up(&client).await;
     let calls = || group.servers().iter().map(script_calls).sum::<u64>();
-    until("the warm-up to end", async || {
-        group.servers().iter().all(|server| leftovers(server).is_empty())
-    })
-    .await;
+    until_released(group.servers()).await;
     let before = calls();
     for _ in 0..20 {
         let lease = client.mutex("report").ttl(LONG).lock().await.expect("free");
         lease.release().await.expect("an answer");
     }
-    until("the last release to be everywhere", async || {
-        group.servers().iter().all(|server| leftovers(server).is_empty())
-    })
-    .await;
+    until_released(group.servers()).await;
     let each = (calls() - before) as f64 / 20.0;
     // A vote that differs because a server was busy costs up to three more.
     assert!((6.0..=7.5).contains(&each), "{each} calls for each cycle");
