@@ -53,6 +53,9 @@ pub mod error;
 #[cfg(feature = "etcd")]
 pub mod etcd;
 pub mod fencing;
+#[cfg(any(feature = "etcd", feature = "redis", feature = "zookeeper"))]
+#[allow(dead_code)]
+mod gather;
 mod handle;
 mod keeper;
 mod lane;
