@@ -12,8 +12,13 @@ use crate::scenarios::Setting;
 use crate::scenarios::pair::{self, Base, Ours, RELEASED, each};
 
 const RAW: &str = "pg_advisory_lock + pg_advisory_unlock";
-const BASE: Base =
-    Base { store: "advisory locks,", name: RAW, label: "raw", most: &[(RELEASED, 1.1)] };
+const BASE: Base = Base {
+    store: "advisory locks,",
+    name: RAW,
+    label: "raw",
+    most: &[(RELEASED, 1.1)],
+    floors: &[],
+};
 
 pub(crate) fn run(setting: &Setting, progress: &mut Progress) -> Result<Report> {
     let server = Postgres::new().fsync(true).start_blocking()?;

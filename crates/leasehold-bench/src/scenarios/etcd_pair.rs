@@ -17,7 +17,8 @@ const RAW: &str = "put + delete";
 /// As long as what ours writes.
 const VALUE: &str = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
 
-const BASE: Base = Base { store: "etcd", name: RAW, label: RAW, most: &[(RELEASED, 1.1)] };
+const BASE: Base =
+    Base { store: "etcd", name: RAW, label: RAW, most: &[(RELEASED, 1.1)], floors: &[] };
 
 pub(crate) fn run(setting: &Setting, progress: &mut Progress) -> Result<Report> {
     let server = Servers::new().fsync(true).start_blocking()?;
@@ -40,7 +41,7 @@ pub(crate) fn run(setting: &Setting, progress: &mut Progress) -> Result<Report> 
         runtime.block_on(rate(pairs, async |task| put_and_delete(etcd, &keys[task]).await))
     });
     let (rounds, least) = (setting.either(5, 20), (BASE.store, 0.8));
-    pair::together(ours.together(pairs), raw, rounds, least, (progress, &mut report))?;
+    pair::together(vec![ours.together(pairs), raw], rounds, least, (progress, &mut report))?;
     Ok(report)
 }
 

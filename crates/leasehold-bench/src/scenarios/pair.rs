@@ -79,6 +79,8 @@ pub(crate) struct Base {
     pub(crate) label: &'static str,
     /// The most that a pair of ours may take, in times of the base.
     pub(crate) most: &'static [(&'static str, f64)],
+    /// For pairs of ours, the contender that does the least such a lock can do in that store.
+    pub(crate) floors: &'static [(&'static str, &'static str)],
 }
 
 /// Lets pairs take turns, and puts table and targets into the report.
@@ -107,29 +109,36 @@ pub(crate) fn alone(
         let ratio = ratio_of_rounds(rounds_of(&outcomes, name), base_rounds);
         let met = ratio.is_some_and(|ratio| ratio <= *most);
         let target = format!("at most {most} × {}", base.label);
-        report.target(format!("{} pair: {name}", base.store), target, times(ratio), met);
+        let mut measured = times(ratio);
+        if let Some((_, floor)) = base.floors.iter().find(|(pair, _)| pair == name) {
+            let floor = ratio_of_rounds(rounds_of(&outcomes, floor), base_rounds);
+            measured = format!("{measured} (floor: {})", times(floor));
+        }
+        report.target(format!("{} pair: {name}", base.store), target, measured, met);
     }
     Ok(())
 }
 
-/// Lets 64 tasks of ours and of the store alone take turns; ours are to make at least that share
-/// of the other's pairs.
+/// Lets 64 tasks of each take turns; the first of them, which is ours, is to make at least that
+/// share of the pairs of the last, which is the store alone.
 pub(crate) fn together(
-    ours: Contender<'_, f64>,
-    raw: Contender<'_, f64>,
+    contenders: Vec<Contender<'_, f64>>,
     rounds: usize,
     (store, least): (&str, f64),
     (progress, report): (&mut Progress, &mut Report),
 ) -> Result<()> {
-    let outcomes = take_turns(vec![ours, raw], rounds, progress)?;
-    let mut table = Table::new(["64 tasks, names of their own", "role", "pairs/s"]);
+    let outcomes = take_turns(contenders, rounds, progress)?;
+    let raw = outcomes.last().map(|outcome| outcome.rounds.as_slice()).unwrap_or_default();
+    let share = |outcome: &Outcome<f64>| {
+        median(outcome.rounds.iter().zip(raw).map(|(pairs, raw)| pairs / raw))
+    };
+    let mut table = Table::new(["64 tasks, names of their own", "role", "pairs/s", "to raw"]);
     for outcome in &outcomes {
         let rate = median(outcome.rounds.iter().copied()).map_or_else(String::new, digits);
-        table.row([outcome.name.clone(), outcome.role.word().into(), rate]);
+        table.row([outcome.name.clone(), outcome.role.word().into(), rate, times(share(outcome))]);
     }
     report.table(table);
-    let ratios = outcomes[0].rounds.iter().zip(&outcomes[1].rounds).map(|(ours, raw)| ours / raw);
-    let ratio = median(ratios);
+    let ratio = outcomes.first().and_then(share);
     let met = ratio.is_some_and(|ratio| ratio >= least);
     let what = format!("{store}, {TASKS} tasks on distinct names");
     report.target(what, format!("at least {least} × raw"), times(ratio), met);

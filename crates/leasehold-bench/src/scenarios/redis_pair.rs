@@ -1,10 +1,15 @@
 //! The pair in Redis: lock a name nobody else wants and give it back, beside two bare round trips
-//! over the same kind of connection, and beside what people type by hand.
+//! over the same kind of connection, and beside what people type by hand. The floor is a script
+//! that does nothing, called with keys and arguments like those of a lock: a fence and a line need
+//! several commands in one step, and that is a script.
 //!
 //! Also with 64 tasks at a time on names of their own: there the server's one thread and the
 //! client's are the limit, not the way between them.
 
+use std::sync::LazyLock;
+
 use leasehold_testkit::servers::Redis;
+use redis::Script;
 use redis::aio::MultiplexedConnection;
 
 use crate::Result;
@@ -18,11 +23,25 @@ const BARE: &str = "two bare round trips (PING)";
 const RAW: &str = "SET NX PX + DEL";
 const BY_HAND: &str = "SET NX PX + script that compares and deletes";
 
+const TOKEN: &str = "0123456789abcdef0123456789abcdef";
+
+static NOTHING: LazyLock<Script> = LazyLock::new(|| Script::new("return 1"));
+static COMPARE: LazyLock<Script> = LazyLock::new(|| {
+    Script::new(
+        "if redis.call('GET', KEYS[1]) == ARGV[1] then \
+         return redis.call('DEL', KEYS[1]) else return 0 end",
+    )
+});
+
+const ONE_EMPTY: &str = "a script that does nothing";
+const TWO_EMPTY: &str = "two scripts that do nothing";
+
 const BASE: Base = Base {
     store: "Redis",
     name: BARE,
     label: "two bare round trips",
     most: &[(RELEASED, 1.15), (DROPPED, 0.6)],
+    floors: &[(RELEASED, TWO_EMPTY), (DROPPED, ONE_EMPTY)],
 };
 
 pub(crate) fn run(setting: &Setting, progress: &mut Progress) -> Result<Report> {
@@ -43,19 +62,37 @@ pub(crate) fn run(setting: &Setting, progress: &mut Progress) -> Result<Report> 
         Contender::new(Role::Limit, RAW, move || {
             runtime.block_on(each(pairs, async || set_and_delete(bare.clone(), "raw").await))
         }),
+        Contender::new(Role::Limit, ONE_EMPTY, move || {
+            runtime.block_on(each(pairs, async || nothing(bare.clone(), "raw", "claim").await))
+        }),
+        Contender::new(Role::Limit, TWO_EMPTY, move || {
+            runtime.block_on(each(pairs, async || nothing_twice(bare.clone(), "raw").await))
+        }),
         Contender::new(Role::Rival, BY_HAND, move || {
-            runtime.block_on(each(pairs, async || by_hand(bare.clone()).await))
+            runtime.block_on(each(pairs, async || by_hand(bare.clone(), "by hand").await))
         }),
     ]);
     pair::alone(contenders, setting.either(10, 40), &BASE, (&mut *progress, &mut report))?;
 
     let pairs = setting.either(20, 100);
     let keys: Vec<String> = (0..TASKS).map(|task| format!("raw:{task}")).collect();
-    let raw = Contender::new(Role::Limit, RAW, move || {
-        runtime.block_on(rate(pairs, async |task| set_and_delete(bare.clone(), &keys[task]).await))
-    });
+    let keys = &keys;
+    let contenders = vec![
+        ours.together(pairs),
+        Contender::new(Role::Rival, BY_HAND, move || {
+            runtime.block_on(rate(pairs, async |task| by_hand(bare.clone(), &keys[task]).await))
+        }),
+        Contender::new(Role::Limit, TWO_EMPTY, move || {
+            let pair = async |task: usize| nothing_twice(bare.clone(), &keys[task]).await;
+            runtime.block_on(rate(pairs, pair))
+        }),
+        Contender::new(Role::Limit, RAW, move || {
+            let pair = async |task: usize| set_and_delete(bare.clone(), &keys[task]).await;
+            runtime.block_on(rate(pairs, pair))
+        }),
+    ];
     let (rounds, least) = (setting.either(10, 30), (BASE.store, 0.9));
-    pair::together(ours.together(pairs), raw, rounds, least, (progress, &mut report))?;
+    pair::together(contenders, rounds, least, (progress, &mut report))?;
     Ok(report)
 }
 
@@ -68,17 +105,33 @@ async fn ping_twice(mut bare: MultiplexedConnection) -> Result<()> {
 
 async fn set_and_delete(mut bare: MultiplexedConnection, key: &str) -> Result<()> {
     let mut set = redis::cmd("SET");
-    set.arg(key).arg("0123456789abcdef0123456789abcdef").arg("NX").arg("PX").arg(30_000);
+    set.arg(key).arg(TOKEN).arg("NX").arg("PX").arg(30_000);
     set.exec_async(&mut bare).await?;
     Ok(redis::cmd("DEL").arg(key).exec_async(&mut bare).await?)
 }
 
-async fn by_hand(mut bare: MultiplexedConnection) -> Result<()> {
-    let (key, token) = ("by hand", "0123456789abcdef0123456789abcdef");
+/// A script that does nothing, with as much text as a claim or a release comes with.
+async fn nothing(mut bare: MultiplexedConnection, key: &str, what: &str) -> Result<()> {
+    let mut call = NOTHING.key(key);
+    for companion in ["line", "order", "expiry", "fence"] {
+        call.key(format!("leasehold:{companion}:{{{key}}}"));
+    }
+    call.arg("leasehold:events").arg(TOKEN);
+    if what == "claim" {
+        call.arg(30_000).arg(90_000).arg([TOKEN, TOKEN, TOKEN, "host:1234:0123"].concat());
+        call.arg("x 4294967295 4294967295 30000 join");
+    }
+    Ok(call.invoke_async(&mut bare).await?)
+}
+
+async fn nothing_twice(bare: MultiplexedConnection, key: &str) -> Result<()> {
+    nothing(bare.clone(), key, "claim").await?;
+    nothing(bare, key, "release").await
+}
+
+async fn by_hand(mut bare: MultiplexedConnection, key: &str) -> Result<()> {
+    let token = TOKEN;
     let mut set = redis::cmd("SET");
     set.arg(key).arg(token).arg("NX").arg("PX").arg(30_000).exec_async(&mut bare).await?;
-    let compare = "if redis.call('GET', KEYS[1]) == ARGV[1] then \
-                   return redis.call('DEL', KEYS[1]) else return 0 end";
-    let script = redis::Script::new(compare);
-    Ok(script.key(key).arg(token).invoke_async(&mut bare).await?)
+    Ok(COMPARE.key(key).arg(token).invoke_async(&mut bare).await?)
 }

@@ -16,8 +16,13 @@ use crate::scenarios::pair::{self, Base, Ours, RELEASED, TASKS, each, rate};
 
 const RAW: &str = "create + delete of an ephemeral node";
 
-const BASE: Base =
-    Base { store: "ZooKeeper", name: RAW, label: "create + delete", most: &[(RELEASED, 1.5)] };
+const BASE: Base = Base {
+    store: "ZooKeeper",
+    name: RAW,
+    label: "create + delete",
+    most: &[(RELEASED, 1.5)],
+    floors: &[],
+};
 
 pub(crate) fn run(setting: &Setting, progress: &mut Progress) -> Result<Report> {
     let server = Servers::new().fsync(true).start_blocking()?;
@@ -40,7 +45,7 @@ pub(crate) fn run(setting: &Setting, progress: &mut Progress) -> Result<Report> 
         runtime.block_on(rate(pairs, async |task| create_and_delete(zookeeper, &keys[task]).await))
     });
     let (rounds, least) = (setting.either(5, 20), (BASE.store, 0.8));
-    pair::together(ours.together(pairs), raw, rounds, least, (progress, &mut report))?;
+    pair::together(vec![ours.together(pairs), raw], rounds, least, (progress, &mut report))?;
     Ok(report)
 }
 

@@ -1,6 +1,6 @@
 //! What the turns of a hand-off say: a table, and which targets they meet.
 
-use super::{PROCESSES, QUEUE, Served, TASKS, Targets, Turn};
+use super::{HOLD, PROCESSES, QUEUE, Served, TASKS, Targets, Turn};
 use crate::contender::{Outcome, Role};
 use crate::contest::Round;
 use crate::report::{Report, Table, digits, span, times};
@@ -180,7 +180,12 @@ impl Findings {
         if let Some(least) = targets.held_min {
             let target = format!("at least {:.0} %", least * 100.0);
             let met = at_least(seen.held, least);
-            report.target(what("held share"), target, percent(seen.held), met);
+            // What it would be if each hand-off took no more than a wake-up.
+            let wake = median(self.limits.iter().filter_map(|limit| Some(limit.p50()? as f64)));
+            let hold = HOLD.as_nanos() as f64;
+            let ceiling = percent(wake.map(|wake| hold / (hold + wake)));
+            let measured = format!("{} (ceiling: {ceiling})", percent(seen.held));
+            report.target(what("held share"), target, measured, met);
         }
         if let Some(most) = targets.stall_max {
             let most_ns = most.as_nanos() as u64;
