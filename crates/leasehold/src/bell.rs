@@ -18,6 +18,8 @@ pub(crate) struct Bell {
     rung: Notify,
     /// The fence of the claim once it holds; 0 before.
     fence: AtomicU64,
+    /// The fence of the claim's place in line, as the store last told it; 0 if it did not.
+    place: AtomicU64,
 }
 
 impl Bell {
@@ -27,12 +29,14 @@ impl Bell {
         self.rung.notify_one();
     }
 
-    /// Ends when the bell rings.
+    /// Ends when the bell rings. One that was long under way may be that of a place in line which
+    /// was lost since, by a pause for instance; the claim has another now, and holds nothing.
     pub(crate) async fn heard(&self) -> Wake {
         self.rung.notified().await;
-        match self.fence.load(Ordering::Acquire) {
-            0 => Wake::Ask,
-            fence => Wake::Holds { fence },
+        match (self.fence.load(Ordering::Acquire), self.place.load(Ordering::Acquire)) {
+            (0, _) => Wake::Ask,
+            (fence, place) if place == 0 || place == fence => Wake::Holds { fence },
+            _ => Wake::Ask,
         }
     }
 }
@@ -53,6 +57,13 @@ impl Belfry {
         let mut waiting = self.waiting();
         waiting.entry(token).or_default();
         self.count.store(waiting.len(), Ordering::Release);
+    }
+
+    /// A claim that is expected is in line with this fence.
+    pub(crate) fn place(&self, token: &Token, fence: u64) {
+        if let Some(bell) = self.waiting().get(token) {
+            bell.place.store(fence, Ordering::Release);
+        }
     }
 
     /// A claim does not wait any more.
@@ -85,5 +96,32 @@ impl Belfry {
 
     fn waiting(&self) -> MutexGuard<'_, HashMap<Token, Arc<Bell>>> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_bell_of_another_place_in_line_is_worth_asking_and_no_grant() {
+        let (belfry, token) = (Belfry::default(), Token::random());
+        belfry.expect(token);
+        let bell = belfry.bell(&token).expect("it is expected");
+        belfry.place(&token, 7);
+        // It was rung for a place that the claim had before.
+        belfry.ring(&token, 5);
+        assert_eq!(bell.heard().await, Wake::Ask);
+        belfry.ring(&token, 7);
+        assert_eq!(bell.heard().await, Wake::Holds { fence: 7 });
+    }
+
+    #[tokio::test]
+    async fn a_bell_is_kept_until_somebody_hears_it_wherever_its_place_is() {
+        let (belfry, token) = (Belfry::default(), Token::random());
+        belfry.expect(token);
+        belfry.ring(&token, 3);
+        let bell = belfry.bell(&token).expect("it is expected");
+        assert_eq!(bell.heard().await, Wake::Holds { fence: 3 });
     }
 }

@@ -222,15 +222,16 @@ impl Inner {
     }
 
     fn heard(self: &Arc<Self>, attempt: &Arc<Attempt>, node: usize, wake: Wake) {
-        match wake {
+        let known = match wake {
             Wake::Holds { fence: vote } => attempt.state().ballot.rung(node, vote),
-            Wake::Ask => {
-                tokio::spawn(Arc::clone(self).ask_again(Arc::clone(attempt), node));
-            }
+            Wake::Ask => false,
+        };
+        if !known {
+            tokio::spawn(Arc::clone(self).ask_again(Arc::clone(attempt), node));
         }
     }
 
-    /// Asks one node how the claim stands, because its bells may have been lost.
+    /// Asks one node how the claim stands, because its bells may have been lost, or be old.
     async fn ask_again(self: Arc<Self>, attempt: Arc<Attempt>, node: usize) {
         let Some(claim) = &attempt.claim else { return };
         let (key, ttl, patience) = (attempt.key.clone(), claim.ttl, claim.patience);

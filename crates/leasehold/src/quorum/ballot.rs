@@ -150,6 +150,10 @@ struct Place {
     /// Until when the node keeps the waiting claim without another word. A tenure that a bell
     /// tells of is kept for as long; what is said inside a tenure counts for that tenure only.
     waits_until: Moment,
+    /// Whether the node was asked to let the claim into its line, and whether more than once: then
+    /// it may have lost its place in between, and a bell may be that of the place it lost.
+    asked: bool,
+    asked_again: bool,
     /// Votes up to this one were given up, and never count again: the order to give way may
     /// still be on its way.
     spent: u64,
@@ -243,6 +247,8 @@ impl Ballot {
         let place = Place {
             state: State::Unasked,
             waits_until: Moment::from_nanos(0),
+            asked: false,
+            asked_again: false,
             spent: 0,
             under_way: None,
             overtaken: false,
@@ -315,10 +321,15 @@ impl Ballot {
     }
 
     /// A node's bell says that the claim holds there with this vote. The node keeps it since the
-    /// last request that it answered.
-    pub fn rung(&mut self, node: usize, vote: u64) {
+    /// last request that it answered. False if the bell may be an old one: then the node is to be
+    /// asked how the claim stands.
+    pub fn rung(&mut self, node: usize, vote: u64) -> bool {
         let place = &mut self.places[node];
+        if place.asked_again {
+            return false;
+        }
         place.holds(vote, place.waits_until, false);
+        true
     }
 
     /// A heartbeat goes out to all nodes.
@@ -388,6 +399,10 @@ impl Ballot {
         let place = &mut self.places[node];
         place.under_way = Some(order);
         place.overtaken = false;
+        if order == Order::Ask {
+            place.asked_again = place.asked;
+            place.asked = true;
+        }
         if let Order::GiveWay { up_to } = order {
             place.spent = up_to;
             place.state = State::Unasked;

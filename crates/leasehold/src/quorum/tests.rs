@@ -344,6 +344,25 @@ fn a_heartbeat_repairs_a_lost_bell_and_a_lost_place() {
 }
 
 #[test]
+fn a_bell_of_a_place_that_was_lost_is_worth_asking_and_no_vote() {
+    let mut desk = Desk::new(terms(3));
+    desk.tell(&[(0, waits(true)), (1, waits(true)), (2, waits(true))]);
+    // The client slept, and its claim was granted and ran out at two nodes meanwhile. Their bells
+    // are on their way still when it is in line again.
+    desk.ballot.beat_begins();
+    desk.ballot.beaten(0, Answer::Out { by: None });
+    desk.ballot.beaten(1, Answer::Out { by: None });
+    assert_eq!(desk.next().0, [(0, Order::Ask), (1, Order::Ask)]);
+    desk.tell(&[(0, waits(true)), (1, waits(true))]);
+    assert!(!desk.ballot.rung(0, 5) && !desk.ballot.rung(1, 5));
+    assert!(matches!(desk.next().1, Step::Wait { .. }), "nobody voted for it");
+    desk.ballot.beat_begins();
+    desk.ballot.beaten(0, holds(9));
+    desk.ballot.beaten(1, holds(9));
+    assert_eq!(desk.next(), won(9));
+}
+
+#[test]
 fn a_heartbeat_that_a_bell_overtook_says_nothing() {
     let mut desk = Desk::new(terms(3));
     desk.tell(&[(0, waits(true)), (1, waits(true)), (2, waits(true))]);

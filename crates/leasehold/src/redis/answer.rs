@@ -128,11 +128,26 @@ pub(super) fn standing(value: Value, ttl: Duration) -> Result<(Answer, u64), Odd
 
 /// The server's clock in microseconds, where `claim.lua` shows it.
 pub(super) fn shown_clock(value: &Value) -> Option<u64> {
+    let Value::Array(parts) = value else { return None };
+    match is_queued(parts) {
+        true => text_number(parts.get(5)?),
+        false => text_number(parts.get(4)?),
+    }
+}
+
+/// The fence of the place in line that a claim was told to have.
+pub(super) fn place(value: &Value) -> Option<u64> {
+    let Value::Array(parts) = value else { return None };
+    if is_queued(parts) { text_number(parts.get(4)?) } else { None }
+}
+
+fn is_queued(parts: &[Value]) -> bool {
+    matches!(parts.first(), Some(Value::BulkString(verdict)) if verdict == b"queued")
+}
+
+fn text_number(value: &Value) -> Option<u64> {
     match value {
-        Value::Array(parts) if parts.len() == 5 => match &parts[4] {
-            Value::BulkString(time) => std::str::from_utf8(time).ok()?.parse().ok(),
-            _ => None,
-        },
+        Value::BulkString(text) => std::str::from_utf8(text).ok()?.parse().ok(),
         _ => None,
     }
 }

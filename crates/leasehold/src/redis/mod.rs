@@ -198,6 +198,9 @@ impl Inner {
             let received = SystemClock.now();
             self.read_clock(&claim.key.name, Reading { sent, received, time });
         }
+        if let Some(fence) = answer::place(&answer) {
+            self.links.belfry.place(&claim.key.token, fence);
+        }
         let (answer, expired) = self.understood(answer::standing(answer, claim.ttl))?;
         self.note_expired(expired);
         match answer {

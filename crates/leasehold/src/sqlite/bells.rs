@@ -69,10 +69,12 @@ impl Bells {
         self.shared.mailbox
     }
 
-    /// Gets ready to hear the bell of a claim. To be called before others can see the claim.
-    pub(super) fn expect(&self, token: Token) -> io::Result<()> {
+    /// Gets ready to hear the bell of a claim that is to be in line with this fence. To be called
+    /// before others can see the claim.
+    pub(super) fn expect(&self, token: Token, fence: u64) -> io::Result<()> {
         self.open()?;
         self.shared.waiting.expect(token);
+        self.shared.waiting.place(&token, fence);
         Ok(())
     }
 

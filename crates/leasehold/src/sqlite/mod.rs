@@ -324,8 +324,8 @@ impl Engine for Sqlite {
     async fn claim(&self, claim: &Claim) -> Result<Standing> {
         let inner = &*self.inner;
         let standing = inner.write(|verb| {
-            verb.claim(claim, inner.bells.mailbox(), |token| {
-                inner.bells.expect(token).map_err(|error| Error::Store {
+            verb.claim(claim, inner.bells.mailbox(), |token, fence| {
+                inner.bells.expect(token, fence).map_err(|error| Error::Store {
                     store: inner.info.store.clone(),
                     cause: format!("cannot make a mailbox beside the database: {error}"),
                     transient: false,

@@ -56,7 +56,7 @@ impl<'c> Verb<'c> {
         &mut self,
         claim: &Claim,
         mailbox: Mailbox,
-        expect: impl FnOnce(Token) -> Result<(), Error>,
+        expect: impl FnOnce(Token, u64) -> Result<(), Error>,
     ) -> Result<Standing, Failure> {
         let name = &claim.key.name;
         let mut line = self.load(name)?;
@@ -67,7 +67,7 @@ impl<'c> Verb<'c> {
             .map_err(|refusal| refusal.into_error(claim))?;
         let Some(entry) = line.get(&claim.key.token) else { return Ok(standing) };
         if matches!(standing, Standing::Queued { .. }) {
-            expect(claim.key.token)?;
+            expect(claim.key.token, entry.fence)?;
         }
         if known {
             store::update(self.db, name, entry)?;
@@ -96,7 +96,7 @@ impl<'c> Verb<'c> {
             }
         }
         // None of them waits, so nobody has to expect a bell.
-        let make = |claim| self.claim(claim, mailbox, |_| Ok(()));
+        let make = |claim| self.claim(claim, mailbox, |_, _| Ok(()));
         claims.iter().map(make).collect::<Result<_, _>>().map(Some)
     }
 

@@ -391,7 +391,7 @@ impl World {
             }
             (Phase::Asking(ballot), Load::Bell { vote }) => {
                 // The node keeps who waits, so a place that is known to wait is kept.
-                ballot.rung(packet.node, vote);
+                let _known = ballot.rung(packet.node, vote);
             }
             (Phase::Renewing { tally, .. }, Load::Answer { position, .. }) => {
                 tally.answered(packet.node, answer(position));

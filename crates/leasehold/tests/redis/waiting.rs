@@ -154,3 +154,24 @@ async fn waiting_longer_than_the_patience_keeps_the_place_although_connections_b
     lease.release().await.expect("an answer");
     assert_eq!(waiter.granted().await.fence(), fence, "it lost its place");
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn bell_of_a_place_in_line_that_was_lost_grants_nothing() {
+    let server = server().await;
+    let (one, two) = (client(server.url()).await, client(server.url()).await);
+    let lease = one.mutex("report").ttl(LONG).lock().await.expect("free");
+    let waiter = Waiter::queue(&one, &two, "report", 0).await;
+    let keys = told(&server, &["KEYS", "*order:*"]);
+    let place = told(&server, &["ZRANGE", keys.trim(), "1", "1"]);
+    let (fence, token, mailbox) = (&place[..20], &place[20..52], &place[52..84]);
+    let fence: u64 = fence.parse().expect("a fence");
+    // As if the waiter had slept through a grant and come into line again, and the bell of that
+    // grant were heard only now.
+    let (channel, before) = (format!("leasehold:mailbox:{mailbox}"), calls(&server, "evalsha"));
+    let bell = format!("{:020}{token}", fence - 1);
+    assert_eq!(told(&server, &["PUBLISH", &channel, &bell]), "1");
+    until("the waiter to ask", async || calls(&server, "evalsha") > before).await;
+    assert!(waiter.is_waiting() && lease.is_held());
+    assert_eq!(lease.release().await.expect("an answer"), Released::Released);
+    assert_eq!(waiter.granted().await.fence(), fence);
+}

@@ -7,7 +7,7 @@
 --       6 `x` for an exclusive claim, else `-`; units, capacity, patience in ms, and `join` to
 --         stand in line when it cannot hold at once, each with a space before
 -- Answers the fence of a claim that holds at once for its whole ttl. Otherwise `held`, fence, ms
--- left, expired; `queued`, ahead, retry in ms, expired; `out`, ahead, retry in ms, expired,
+-- left, expired; `queued`, ahead, retry in ms, expired, fence; `out`, ahead, retry in ms, expired,
 -- holder id, label; `mismatch`, capacity, 0, expired; `full`. One that was in line already has
 -- the server's clock in microseconds behind `held` or `queued` and the rest.
 --
@@ -74,7 +74,7 @@ if exclusive and holding and sub(way, -4) == 'join' then
         for i = 2, 4 do redis.call('PEXPIRE', KEYS[i], patience + 600000) end
       end
       redis.call('PUBLISH', ARGV[1], KEYS[1] .. '\0queued\n' .. text)
-      return { 'queued', count, last - now, 0 }
+      return { 'queued', count, last - now, 0, fence }
     end
   end
 end
@@ -94,7 +94,7 @@ if form == 'alone' and alone_token == token then
 end
 if known then
   local answer = refresh(token, ttl, patience)
-  answer[5] = us
+  answer[#answer + 1] = us
   return answer
 end
 if form ~= 'none' and cap ~= capacity then
@@ -138,7 +138,7 @@ else
 end
 if not holds then
   tell('queued', claim)
-  return { 'queued', count + (foreign and 1 or 0), retry(count, units), expired }
+  return { 'queued', count + (foreign and 1 or 0), retry(count, units), expired, fence }
 end
 n = n + 1
 u = u + units

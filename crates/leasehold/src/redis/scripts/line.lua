@@ -267,14 +267,15 @@ local function refresh(token, ttl, patience)
   local span = tonumber(known_since and ttl or patience)
   call('ZADD', EXPIRY, now + span, token)
   keep(span)
+  local fence = string.match(text, '^%d+')
   if not known_since then
     local ahead = call('ZRANK', ORDER, place)
-    return { 'queued', ahead + (foreign and 1 or 0), retry(ahead, units_of(place)), expired }
+    return { 'queued', ahead + (foreign and 1 or 0), retry(ahead, units_of(place)), expired, fence }
   end
   if cap == ALL and u == ALL then
     call('PEXPIRE', LOCK, span)
   else
     mark()
   end
-  return { 'held', string.match(text, '^%d+'), span, expired }
+  return { 'held', fence, span, expired }
 end
