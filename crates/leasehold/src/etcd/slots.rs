@@ -150,6 +150,13 @@ impl Slots {
         Slot(taken.era.0 | u128::from(taken.number))
     }
 
+    /// Whether this client has no more than one claim on a name, as far as can be told.
+    pub(super) fn is_only_one(&self, name: &Name, mode: Mode) -> bool {
+        let taken = |used: &Used| used.next as usize - used.free.len();
+        let is_one = |used| taken(used) <= 1;
+        mode != Mode::Shared && lock(&self.state).names.get(name).is_none_or(is_one)
+    }
+
     /// Says that a request about a claim is on its way.
     pub(super) fn busy<'a>(&'a self, key: &'a ClaimKey) -> Busy<'a> {
         let mut state = lock(&self.state);
