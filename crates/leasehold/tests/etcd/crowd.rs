@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use leasehold::{Client, Lease, Released};
+use leasehold_testkit::Etcd;
 use tokio::sync::Barrier;
 use tokio::task::JoinSet;
 
@@ -164,6 +165,44 @@ async fn claim_whose_lease_is_gone_is_no_concern_of_the_crowd_it_goes_with() {
     for lease in leases {
         assert_eq!(lease.release().await.expect("an answer"), Released::Released);
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f97_full_store_takes_back_what_a_crowd_holds_whatever_else_the_crowd_wants() {
+    let server = Etcd::new().argument("--quota-backend-bytes=300000").start().await;
+    let server = server.expect("a server");
+    let client = client(server.url()).await;
+    let mut leases = Vec::with_capacity(TASKS / 2);
+    for number in 0..TASKS / 2 {
+        let mutex = client.mutex(format!("held:{number}")).ttl(LONG);
+        leases.push(Some(mutex.lock().await.expect("free")));
+    }
+    let value = "x".repeat(60_000);
+    until("a full store", async || {
+        let put = etcdctl(&endpoint(&server)).args(["put", "filler", &value]).output();
+        !put.expect("etcdctl runs").status.success()
+    })
+    .await;
+    let leases = Mutex::new(leases);
+    side_by_side(TASKS, |number| {
+        let lease = match number % 2 {
+            0 => leases.lock().expect("nobody panics")[number / 2].take(),
+            _ => None,
+        };
+        let mutex = client.mutex(format!("wanted:{number}")).ttl(LONG);
+        async move {
+            match lease {
+                Some(lease) => {
+                    assert_eq!(lease.release().await.expect("an answer"), Released::Released);
+                }
+                // The alarm does not count what is written inside of a transaction's transactions,
+                // so there may be room for some.
+                None => drop(mutex.lock().await),
+            }
+        }
+    })
+    .await;
+    until("no claims", async || !claims(&server).iter().any(|key| key != "filler")).await;
 }
 
 /// Locks and releases names of its own until it is told to end; counts what came of it.
