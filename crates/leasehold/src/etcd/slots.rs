@@ -297,6 +297,20 @@ mod tests {
     }
 
     #[test]
+    fn it_is_known_whether_a_claim_is_the_only_one_on_its_name() {
+        let slots = Slots::default();
+        let (first, second) = (key("n"), key("n"));
+        let is_only = |mode| slots.is_only_one(&first.name, mode);
+        take(&slots, &first);
+        assert!(is_only(Mode::Exclusive));
+        take(&slots, &second);
+        assert!(!is_only(Mode::Exclusive));
+        slots.end(&first, true, 0);
+        assert!(is_only(Mode::Exclusive), "the second, whose key is not the first one's");
+        assert!(!is_only(Mode::Shared), "those are not counted");
+    }
+
+    #[test]
     fn shared_claims_have_keys_of_their_own() {
         let slots = Slots::default();
         let claim = key("n");
