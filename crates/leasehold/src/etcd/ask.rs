@@ -49,6 +49,10 @@ struct Asking<'a> {
     anyway: bool,
     /// Whether it is heard who leaves while the request is on its way.
     hears: bool,
+    /// Whether it is the only one of this client's on its name.
+    only: bool,
+    /// Says only what to do if nobody is there, which is likely.
+    short: bool,
 }
 
 /// What a round came to.
@@ -183,8 +187,11 @@ impl<'a> Asking<'a> {
         (key, own): (Vec<u8>, bool),
         detail: Detail,
     ) -> Self {
-        let epochs = Arc::default();
-        Self { inner, claim, key, own, detail, epochs, anyway: false, hears: false }
+        let ClaimKey { name, .. } = &claim.key;
+        let only = inner.book.slots.is_only_one(name, claim.mode);
+        let short = claim.join && own && only && inner.quiet.is(name);
+        let (anyway, hears, epochs) = (false, false, Arc::default());
+        Self { inner, claim, key, own, detail, epochs, anyway, hears, only, short }
     }
 
     /// A request that was given up may yet take effect, also when this claim is long over.
@@ -205,17 +212,19 @@ impl<'a> Asking<'a> {
             None => term.obtain(links, claim.ttl).await?,
         };
         let later = leases.term(claim.patience);
-        let waiting = later.ready(sent, claim.patience).filter(|_| claim.join && self.own);
+        let waiting = later.ready(sent, claim.patience);
+        let waiting = waiting.filter(|_| claim.join && self.own && !self.short);
         if claim.join {
             self.inner.queue.asks(&claim.key.name, claim.key.token);
             self.hears = mailbox::is_open(self.inner);
         }
         let request = self.request(lease.id, waiting);
+        let answer = links.txn_of((&claim.key.name, self.only), request);
         // A lease that ends too soon is kept alive beside the claim, not before it.
         let (answer, kept) = match term.ready(sent, claim.ttl) {
-            Some(lease) => (links.txn(&request).await, lease),
+            Some(lease) => (answer.await, lease),
             None => {
-                let (answer, kept) = join(links.txn(&request), term.obtain(links, claim.ttl)).await;
+                let (answer, kept) = join(answer, term.obtain(links, claim.ttl)).await;
                 (answer, kept?)
             }
         };
@@ -259,6 +268,10 @@ impl<'a> Asking<'a> {
             // For the others the whole line is in the way, and this key is in it.
             compare.push(absent());
         }
+        if self.short {
+            let success = vec![self.inner.epoch_request().op(), put(&self.key, &value, lease)];
+            return TxnRequest { compare, success, failure: Vec::new() };
+        }
         let line = lineup::head_with_values(layout, name).op();
         let own = RangeRequest::one(&self.key).op();
         let epochs = self.inner.epoch_request().op();
@@ -299,7 +312,15 @@ impl<'a> Asking<'a> {
         if answer.succeeded {
             self.epochs = self.inner.epochs_in(&mut answer.ranges(), revision)?;
             let standing = self.held((revision, revision), lease, sent);
+            if self.only {
+                self.inner.quiet.met_nobody(&claim.key.name);
+            }
             return Ok(Round::Done(standing));
+        }
+        self.inner.quiet.met_somebody(&claim.key.name);
+        if self.short {
+            self.short = false;
+            return Ok(Round::Again);
         }
         let (answer, joined) = match waiting {
             None => (answer, false),

@@ -25,6 +25,15 @@ pub(super) fn is_lease_gone(status: &Status) -> bool {
     status.code() == Code::NotFound && status.message().contains("lease not found")
 }
 
+/// Whether a request of several may have been refused because of one of them. It was not carried
+/// out, in no part.
+pub(super) fn may_be_due_to_one(status: &Status) -> bool {
+    is_lease_gone(status)
+        // A full store still deletes.
+        || is_out_of_space(status)
+        || matches!(status.code(), Code::PermissionDenied | Code::InvalidArgument)
+}
+
 pub(super) fn is_auth_off(status: &Status) -> bool {
     status.message().contains("authentication is not enabled")
 }

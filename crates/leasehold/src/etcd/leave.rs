@@ -20,10 +20,7 @@ use super::feed;
 use super::lineup::{self, Entry, first_with_value, holds, modes};
 use super::slots::Slot;
 use super::sums;
-use super::wire::{
-    Compare, DeleteRequest, DeleteResponse, Done, RangeRequest, RequestOp, TxnRequest, TxnResponse,
-    delete, put,
-};
+use super::wire::{Compare, Done, RangeRequest, RequestOp, TxnRequest, TxnResponse, delete, put};
 
 /// Claims in one transaction: a quarter of what a server allows, because each has a read beside it.
 const BATCH_MAX: usize = 32;
@@ -72,7 +69,7 @@ async fn take_out(inner: &Inner, keys: &[ClaimKey], kept: bool) -> Result<Vec<Re
     let mut leaving = Vec::with_capacity(keys.len());
     let mut lines: HashMap<&Name, lineup::Lineup> = HashMap::new();
     let mut seen = HashSet::with_capacity(keys.len());
-    let (mut own, mut noted) = (false, Vec::new());
+    let (mut own, mut only, mut noted) = (false, false, Vec::new());
     for (index, claim @ ClaimKey { name, token }) in keys.iter().enumerate() {
         if !seen.insert(claim) {
             // etcd compares before it removes anything, so the second of two would find itself.
@@ -85,6 +82,7 @@ async fn take_out(inner: &Inner, keys: &[ClaimKey], kept: bool) -> Result<Vec<Re
             leaving.push(Leaving { index, name, token, key, created });
             // A shared claim's key is its own for ever.
             own = record.own && (kept || record.mode == Mode::Shared);
+            only = inner.book.slots.is_only_one(name, record.mode);
             noted.push(index);
             continue;
         }
@@ -102,7 +100,7 @@ async fn take_out(inner: &Inner, keys: &[ClaimKey], kept: bool) -> Result<Vec<Re
     }
     if let [one] = leaving.as_slice()
         && own
-        && remove_one(inner, &one.key).await?
+        && remove_one(inner, (one.name, only), &one.key).await?
     {
         return Ok(vec![Released::Released]);
     }
@@ -148,9 +146,9 @@ async fn take_from_elsewhere(inner: &Inner, claim: &ClaimKey) -> Result<bool> {
 
 /// The usual case. No comparison is needed: this client made the claim, and no other has its key
 /// before all requests about it are answered. Half the work of a transaction for the server.
-async fn remove_one(inner: &Inner, key: &[u8]) -> Result<bool> {
-    let request = DeleteRequest { key: key.to_vec() };
-    let answer: DeleteResponse = inner.links.ask("/etcdserverpb.KV/DeleteRange", &request).await?;
+async fn remove_one(inner: &Inner, of: (&Name, bool), key: &[u8]) -> Result<bool> {
+    let answer = inner.links.delete_of(of, key.to_vec()).await;
+    let answer = answer.map_err(|status| inner.links.translate(&status))?;
     Ok(answer.deleted > 0)
 }
 

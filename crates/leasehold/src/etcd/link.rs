@@ -25,6 +25,7 @@ use tonic_prost::ProstCodec;
 
 use crate::error::{Error, Result};
 
+use super::crowd::Crowd;
 use super::failure;
 use super::mailbox::Mailbox;
 use super::settings::Login;
@@ -46,7 +47,8 @@ pub(super) struct Links {
     pass: Mutex<(u64, Option<MetadataValue<Ascii>>)>,
     /// The store's address, for errors.
     pub(super) store: String,
-    answer: Duration,
+    /// How long an answer may take, whichever member it comes from.
+    pub(super) answer: Duration,
     /// Which member is asked.
     current: AtomicUsize,
     moved: watch::Sender<usize>,
@@ -58,11 +60,19 @@ pub(super) struct Links {
 /// What a client has on one runtime.
 pub(super) struct Desk {
     channels: Vec<OnceLock<Channel>>,
+    /// What is sent to each member together.
+    crowds: Vec<OnceLock<Arc<Crowd>>>,
     pub(super) mailbox: Mutex<Option<Mailbox>>,
     /// Held by whoever opens the mailbox, so that the others wait for the same one.
     pub(super) opening: tokio::sync::Mutex<()>,
     /// Ends with its runtime.
     pulse: JoinHandle<()>,
+}
+
+impl Desk {
+    pub(super) fn crowd(&self, member: usize, make: impl FnOnce() -> Arc<Crowd>) -> &Arc<Crowd> {
+        self.crowds[member].get_or_init(make)
+    }
 }
 
 impl Drop for Desk {
@@ -78,11 +88,17 @@ impl std::fmt::Debug for Links {
 }
 
 /// Notes that a member was too slow for whoever stopped waiting for it.
-struct Patience<'a> {
+pub(super) struct Patience<'a> {
     links: &'a Links,
     member: usize,
     since: Instant,
-    answered: bool,
+    pub(super) answered: bool,
+}
+
+impl<'a> Patience<'a> {
+    pub(super) fn new(links: &'a Links, member: usize) -> Self {
+        Self { links, member, since: Instant::now(), answered: false }
+    }
 }
 
 impl Drop for Patience<'_> {
@@ -214,6 +230,11 @@ impl Links {
         }
     }
 
+    /// Which member is asked.
+    pub(super) fn current(&self) -> usize {
+        self.current.load(Ordering::Acquire)
+    }
+
     /// How many requests were given up so far, any of which may yet take effect.
     pub(super) fn abandoned(&self) -> u64 {
         self.abandoned.load(Ordering::Acquire)
@@ -242,8 +263,10 @@ impl Links {
         }
         desks.retain(|_, desk| !desk.pulse.is_finished());
         let channels = self.members.iter().map(|_| OnceLock::new()).collect();
+        let crowds = self.members.iter().map(|_| OnceLock::new()).collect();
         let desk = Arc::new(Desk {
             channels,
+            crowds,
             mailbox: Mutex::default(),
             opening: tokio::sync::Mutex::default(),
             pulse: runtime.spawn(std::future::pending()),
@@ -262,10 +285,9 @@ impl Links {
         let mut logins = 0;
         let mut tried = 0;
         loop {
-            let member = self.current.load(Ordering::Acquire);
+            let member = self.current();
             let pass = lock(&self.pass).0;
-            let mut patience =
-                Patience { links: self, member, since: Instant::now(), answered: false };
+            let mut patience = Patience::new(self, member);
             let answer = match tokio::time::timeout(limit, ask(member)).await {
                 Ok(answer) => answer,
                 Err(_late) => Err(Status::deadline_exceeded("no answer in time")),

@@ -10,6 +10,7 @@
 mod amend;
 mod ask;
 mod book;
+mod crowd;
 mod detail;
 mod doctor;
 mod epoch;
@@ -24,6 +25,7 @@ mod link;
 mod mailbox;
 mod notices;
 mod queue;
+mod quiet;
 mod settings;
 mod slots;
 mod sums;
@@ -51,6 +53,7 @@ use keys::Layout;
 use leases::Leases;
 use link::{Links, lock};
 use queue::Queue;
+use quiet::Quiet;
 use settings::Settings;
 
 /// A store in an etcd cluster. Clones share their connections and leases.
@@ -63,10 +66,11 @@ pub struct Etcd {
 struct Inner {
     info: Info,
     layout: Layout,
-    links: Links,
+    links: Arc<Links>,
     leases: Leases,
     book: Arc<Book>,
     queue: Queue,
+    quiet: Quiet,
     epochs: epoch::Known,
     belfry: Belfry,
     /// Ends claims that nobody renewed.
@@ -85,7 +89,7 @@ impl Etcd {
     /// Opens the store at a URL: `etcd:` or `etcds:`.
     pub async fn open(url: impl AsRef<str>) -> Result<Self> {
         let Settings { members, login, layout, store, answer } = Settings::from_url(url.as_ref())?;
-        let links = Links::new(members, login, store.clone(), answer);
+        let links = Arc::new(Links::new(members, login, store.clone(), answer));
         let store_id = doctor::greet(&links, &layout).await?;
         // A claim's mode is in its key, and a key that is written anew is behind everybody.
         let can = Capabilities { convert: false, resize: false, ..Capabilities::ALL };
@@ -97,6 +101,7 @@ impl Etcd {
             leases: Leases::default(),
             book: Arc::default(),
             queue: Queue::default(),
+            quiet: Quiet::default(),
             epochs: epoch::Known::default(),
             belfry: Belfry::default(),
             janitor: Mutex::default(),

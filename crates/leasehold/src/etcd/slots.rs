@@ -150,6 +150,13 @@ impl Slots {
         Slot(taken.era.0 | u128::from(taken.number))
     }
 
+    /// Whether this client has no more than one claim on a name, as far as can be told.
+    pub(super) fn is_only_one(&self, name: &Name, mode: Mode) -> bool {
+        let taken = |used: &Used| used.next as usize - used.free.len();
+        let is_one = |used| taken(used) <= 1;
+        mode != Mode::Shared && lock(&self.state).names.get(name).is_none_or(is_one)
+    }
+
     /// Says that a request about a claim is on its way.
     pub(super) fn busy<'a>(&'a self, key: &'a ClaimKey) -> Busy<'a> {
         let mut state = lock(&self.state);
@@ -287,6 +294,20 @@ mod tests {
         assert_ne!(after, take(&slots, &key("n")));
         slots.end(&second, true, 0);
         assert_eq!(after, take(&slots, &key("n")), "and that is used again");
+    }
+
+    #[test]
+    fn it_is_known_whether_a_claim_is_the_only_one_on_its_name() {
+        let slots = Slots::default();
+        let (first, second) = (key("n"), key("n"));
+        let is_only = |mode| slots.is_only_one(&first.name, mode);
+        take(&slots, &first);
+        assert!(is_only(Mode::Exclusive));
+        take(&slots, &second);
+        assert!(!is_only(Mode::Exclusive));
+        slots.end(&first, true, 0);
+        assert!(is_only(Mode::Exclusive), "the second, whose key is not the first one's");
+        assert!(!is_only(Mode::Shared), "those are not counted");
     }
 
     #[test]

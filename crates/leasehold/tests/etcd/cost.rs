@@ -223,3 +223,29 @@ async fn a_long_line_is_served_in_order_and_joined_with_bounded_reads() {
     drop(readers);
     drop(writer.granted().await);
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_meets_somebody_where_nobody_was_for_long_asks_once_more_and_then_no_more() {
+    const PROPOSALS: &str = "etcd_server_proposals_committed_total";
+    let server = server().await;
+    let [one, two] = [client(server.url()).await, client(server.url()).await];
+    let contended = async |name: &str| {
+        let lease = two.mutex(name).ttl(LONG).lock().await.expect("free");
+        let mut next = Waiter::start(one.claim(name).ttl(LONG));
+        until_waiting(&two, name, 1).await;
+        lease.release().await.expect("an answer");
+        next.granted().await.release().await.expect("an answer");
+    };
+    // From here on both have their leases, and the one hears who leaves.
+    contended("warm").await;
+    let before = metric(&server, PROPOSALS);
+    for _ in 0..10 {
+        one.mutex("quiet").ttl(LONG).lock().await.expect("free").release().await.expect("one");
+    }
+    assert_eq!(metric(&server, PROPOSALS) - before, 20);
+    contended("quiet").await;
+    assert_eq!(metric(&server, PROPOSALS) - before, 25, "it was sent without a place in line");
+    contended("quiet").await;
+    assert_eq!(metric(&server, PROPOSALS) - before, 29);
+    assert!(claims(&server).is_empty());
+}

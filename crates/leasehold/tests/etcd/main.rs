@@ -6,6 +6,7 @@
 mod access;
 mod cluster;
 mod cost;
+mod crowd;
 mod interop;
 mod leases;
 mod network;
