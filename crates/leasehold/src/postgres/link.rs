@@ -170,6 +170,24 @@ impl Link {
         }
     }
 
+    /// Runs a prepared statement that has no arguments, whose rows nobody needs. If the server does
+    /// not know it any more, it is not used again.
+    pub(super) async fn run_prepared(
+        &self,
+        settings: &Settings,
+        statement: &Statement,
+    ) -> Result<()> {
+        match self.ask(settings, self.client.execute(statement, &[])).await? {
+            Err(error) => {
+                if failure::code(&error) == Some("26000") {
+                    self.unprepared.store(true, Ordering::Release);
+                }
+                Err(failure::error(&settings.store, &error))
+            }
+            Ok(_rows) => Ok(()),
+        }
+    }
+
     /// Runs statements that have no arguments and no rows.
     pub(super) async fn run(
         &self,
