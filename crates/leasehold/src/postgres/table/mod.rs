@@ -194,6 +194,9 @@ impl Inner {
         if !matches!(standing, Err(Error::Unreachable { .. })) {
             voyage.arrived();
         }
+        if matches!(standing, Ok(Standing::Queued { .. })) {
+            self.rehearse(&link);
+        }
         standing
     }
 

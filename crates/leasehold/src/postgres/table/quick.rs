@@ -270,6 +270,18 @@ impl Inner {
         handed
     }
 
+    /// Lets a connection's process plan and load what giving to the next in line takes, once and
+    /// while somebody waits anyway: the first time takes it some milliseconds.
+    pub(super) fn rehearse(&self, link: &Link) {
+        if let (Some(hand), Some(ring)) = (link.prepared(HAND), link.prepared(RING))
+            && link.is_unrehearsed()
+        {
+            // Nobody is in line for a name without letters.
+            link.send_prepared(hand, &[&"", &[0_u8; 0].as_slice()]);
+            link.send_prepared(ring, &[]);
+        }
+    }
+
     fn positive(&self, number: i64) -> Result<u64> {
         u64::try_from(number).map_err(|_| broken(&self.settings.store, "a negative number"))
     }
