@@ -1,6 +1,6 @@
 -- Gives a lease back that is alone in holding its name, or a part of it, to the next in line, who
--- wants all of it; no row if it is not like that, or something else is to be done. Flushed, and with
--- it the grant. Prepared, for sessions of our own.
+-- wants all of it; no row if it is not like that, or something else is to be done. Flushed, and
+-- with it the grant. Prepared, for sessions of our own.
 -- $1 name, $2 token
 --
 -- The grant is told by `ring.sql`, which is sent right behind this and finds in the session whom to
