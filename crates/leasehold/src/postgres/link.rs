@@ -11,7 +11,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use futures_util::future::try_join_all;
+use futures_util::future::{FutureExt, try_join_all};
 use futures_util::stream::{self, BoxStream, StreamExt};
 use tokio_postgres::tls::NoTls;
 use tokio_postgres::types::{ToSql, Type};
@@ -67,6 +67,8 @@ pub(super) struct Link {
     prepared: OnceLock<Vec<Statement>>,
     /// What was prepared is not there any more.
     unprepared: AtomicBool,
+    /// What is sent when somebody waits for the first time was sent.
+    rehearsed: AtomicBool,
 }
 
 impl fmt::Debug for Link {
@@ -95,6 +97,7 @@ impl Link {
             aside: AtomicBool::new(false),
             prepared: OnceLock::new(),
             unprepared: AtomicBool::new(false),
+            rehearsed: AtomicBool::new(false),
         })
     }
 
@@ -167,6 +170,35 @@ impl Link {
                 Ok(None)
             }
             answer => answer.map_err(|error| failure::error(&settings.store, &error)),
+        }
+    }
+
+    /// Whether this is asked for the first time.
+    pub(super) fn is_unrehearsed(&self) -> bool {
+        !self.rehearsed.swap(true, Ordering::AcqRel)
+    }
+
+    /// Sends a prepared statement whose answer nobody needs.
+    pub(super) fn send_prepared(&self, statement: &Statement, arguments: &[&(dyn ToSql + Sync)]) {
+        // What is polled once has been sent. The driver reads past an answer that nobody awaits.
+        drop(self.client.query_opt(statement, arguments).now_or_never());
+    }
+
+    /// Runs a prepared statement that has no arguments, whose rows nobody needs. If the server does
+    /// not know it any more, it is not used again.
+    pub(super) async fn run_prepared(
+        &self,
+        settings: &Settings,
+        statement: &Statement,
+    ) -> Result<()> {
+        match self.ask(settings, self.client.execute(statement, &[])).await? {
+            Err(error) => {
+                if failure::code(&error) == Some("26000") {
+                    self.unprepared.store(true, Ordering::Release);
+                }
+                Err(failure::error(&settings.store, &error))
+            }
+            Ok(_rows) => Ok(()),
         }
     }
 

@@ -12,6 +12,7 @@ mod advisory_server;
 mod advisory_sessions;
 mod clock;
 mod fencing;
+mod hand_over;
 mod holder;
 mod line;
 mod network;

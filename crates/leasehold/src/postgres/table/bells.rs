@@ -5,17 +5,23 @@
 //! that hardly anybody else hears: the usual hand-off wakes one client. What the SQL functions ring
 //! is heard by all clients, who ring those that are theirs.
 //!
+//! The bell of a usual hand-off also says the fence: the claim holds, and that is flushed. Every
+//! user of the database may notify too, so it counts only with a proof that takes the token to
+//! make, and for the place in line that the claim has now. Any other bell says "ask again".
+//!
 //! A connection that was lost is made again: listen first, then ring everybody with "ask again".
 //! Behind a proxy that pools transactions nothing is ever heard; a trial finds that out, and
 //! whoever waits asks now and then instead.
 
 use std::collections::HashMap;
+use std::fmt::Write as _;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use futures_util::StreamExt;
+use sha2::{Digest, Sha256};
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 use tokio_postgres::types::Type;
@@ -53,14 +59,62 @@ const PROXIED_PAUSE: Duration = Duration::from_secs(60);
 /// it too.
 const CLAIM_BITS: u32 = 40;
 
+/// How many bytes of its digest a proof has: as hard to guess as the token itself.
+const PROOF_BYTES: usize = 16;
+
 /// The waiting claims of an engine, by the numbers of their bells.
 #[derive(Debug)]
 pub(super) struct Bells {
     belfry: Belfry,
     /// The client's part of its bells' numbers. Two that have the same hear each other's.
     client: i64,
-    /// Whose a number is, and whether it was rung since its owner last asked.
-    tokens: Mutex<HashMap<i64, (Token, bool)>>,
+    /// Whose a number is.
+    tokens: Mutex<HashMap<i64, Waiting>>,
+}
+
+/// A claim that may be in line.
+#[derive(Debug)]
+struct Waiting {
+    token: Token,
+    /// Whether its bell was rung since its owner last asked.
+    rung: bool,
+    /// Its place in line, as its owner was last told; 0 if it was not yet.
+    fence: u64,
+}
+
+/// What a bell says.
+#[derive(Debug)]
+pub(super) struct Rung<'a> {
+    /// Whose it is.
+    pub(super) number: i64,
+    /// The fence that is granted, and the proof of it.
+    pub(super) grant: Option<(u64, &'a str)>,
+}
+
+impl<'a> Rung<'a> {
+    /// Reads a notification; `None` for what is nobody's bell. Anybody may notify.
+    fn read(payload: &'a str) -> Option<Self> {
+        let mut parts = payload.split('.');
+        let number = i64::from_str_radix(parts.next()?, 16).ok()?;
+        let fence = parts.next().and_then(|fence| fence.parse().ok());
+        Some(Self { number, grant: fence.zip(parts.next()) })
+    }
+
+    /// The fence that the claim holds with, if that is proven; else 0.
+    fn fence(&self, token: &Token) -> u64 {
+        let proven = self.grant.filter(|(fence, proof)| *proof == proof_of(token, *fence));
+        proven.map_or(0, |(fence, _)| fence)
+    }
+}
+
+/// What only somebody who knows the token can say of a fence, as `hand.sql` makes it.
+fn proof_of(token: &Token, fence: u64) -> String {
+    let digest = Sha256::new().chain_update(token.as_bytes()).chain_update(fence.to_be_bytes());
+    let digest = digest.finalize();
+    digest[..PROOF_BYTES].iter().fold(String::with_capacity(2 * PROOF_BYTES), |mut text, byte| {
+        let _never_fails = write!(text, "{byte:02x}");
+        text
+    })
 }
 
 impl Default for Bells {
@@ -75,15 +129,27 @@ impl Bells {
     pub(super) fn expect(&self, token: Token) -> i64 {
         let number = self.number(&token);
         self.belfry.expect(token);
-        self.tokens().insert(number, (token, false));
+        self.tokens().insert(number, Waiting { token, rung: false, fence: 0 });
         number
+    }
+
+    /// A claim is in line with this fence.
+    pub(super) fn place(&self, token: &Token, fence: u64) {
+        if let Some(waiting) = self.tokens().get_mut(&self.number(token)) {
+            waiting.fence = fence;
+        }
+    }
+
+    /// Whether a claim is in line with this fence, as far as it was told.
+    pub(super) fn is_at(&self, token: &Token, fence: u64) -> bool {
+        self.tokens().get(&self.number(token)).is_some_and(|waiting| waiting.fence == fence)
     }
 
     /// What is known about a claim that is to be asked for, before its bell is hung up again.
     pub(super) fn known(&self, token: &Token) -> Known {
         match self.tokens().get(&self.number(token)) {
-            Some((_, true)) => Known::Rung,
-            Some((_, false)) => Known::Asked,
+            Some(Waiting { rung: true, .. }) => Known::Rung,
+            Some(_) => Known::Asked,
             None => Known::New,
         }
     }
@@ -97,14 +163,14 @@ impl Bells {
         self.belfry.bell(token)
     }
 
-    fn ring(&self, number: i64) {
-        let token = self.tokens().get_mut(&number).map(|(token, rung)| {
-            *rung = true;
-            *token
+    /// Rings a claim's bell, if it waits here.
+    pub(super) fn ring(&self, rung: &Rung<'_>) {
+        let token = self.tokens().get_mut(&rung.number).map(|waiting| {
+            waiting.rung = true;
+            waiting.token
         });
         if let Some(token) = token {
-            // A grant needs a flush, which the waiter's own `claim` waits for: ask again.
-            self.belfry.ring(&token, 0);
+            self.belfry.ring(&token, rung.fence(&token));
         }
     }
 
@@ -126,7 +192,7 @@ impl Bells {
         format!("LISTEN {}; LISTEN {}", quoted(&statements.bells), quoted(&own))
     }
 
-    fn tokens(&self) -> MutexGuard<'_, HashMap<i64, (Token, bool)>> {
+    fn tokens(&self) -> MutexGuard<'_, HashMap<i64, Waiting>> {
         self.tokens.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -351,11 +417,10 @@ fn hear(
     message: Option<Result<AsyncMessage, tokio_postgres::Error>>,
 ) -> Result<bool> {
     match message {
-        Some(Ok(AsyncMessage::Notification(rung))) => {
-            // Anybody may notify; what is no number is nobody's bell.
-            let number = i64::from_str_radix(rung.payload(), 16).unwrap_or_default();
-            bells.ring(number);
-            Ok(number == trial)
+        Some(Ok(AsyncMessage::Notification(notification))) => {
+            let Some(rung) = Rung::read(notification.payload()) else { return Ok(false) };
+            bells.ring(&rung);
+            Ok(rung.number == trial)
         }
         Some(Ok(_)) => Ok(false),
         Some(Err(error)) => Err(failure::error(store, &error)),

@@ -18,6 +18,6 @@ INSERT INTO leasehold.claims
 SELECT $1, leasehold.next_fence(), $2, $3, line.arrived, $4, $5, $6, NULL, clock_timestamp(), NULL,
     clock_timestamp() + $7 * interval '1 microsecond', $8
 FROM line
-RETURNING (SELECT line.claims - 1 FROM line), leasehold.span_us(
+RETURNING fence, (SELECT line.claims - 1 FROM line), leasehold.span_us(
         (SELECT max(c.expires) FROM leasehold.claims c WHERE c.name = $1), clock_timestamp()),
     set_config('synchronous_commit', 'off', true)

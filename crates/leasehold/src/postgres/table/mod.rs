@@ -1,8 +1,9 @@
 //! The lease table: lines as rows, the verbs as SQL functions, each one exchange in autocommit.
 //!
 //! The functions translate `line.rs`; the model test compares their answers with it. Time is the
-//! server's `clock_timestamp()`. A grant or a renewal is flushed before it is answered, joining
-//! and leaving are not. Waiting costs no connection: one per runtime hears all bells.
+//! server's `clock_timestamp()`. A grant or a renewal is flushed before it is answered or rung for
+//! as one, joining and leaving are not. Waiting costs no connection: one per runtime hears all
+//! bells.
 
 mod adrift;
 mod amend;
@@ -193,6 +194,9 @@ impl Inner {
         if !matches!(standing, Err(Error::Unreachable { .. })) {
             voyage.arrived();
         }
+        if matches!(standing, Ok(Standing::Queued { .. })) {
+            self.rehearse(&link);
+        }
         standing
     }
 
@@ -230,7 +234,11 @@ impl Inner {
             let (received, time) = (SystemClock.now(), answer.clock()?);
             self.read_clock(Reading { sent, received, time });
         }
-        answer.claimed(claim)
+        let standing = answer.claimed(claim)?;
+        if matches!(standing, Standing::Queued { .. }) {
+            self.bells.place(&claim.key.token, answer.fence()?);
+        }
+        Ok(standing)
     }
 
     /// One exchange about several claims that hold at once or not at all.
@@ -322,10 +330,12 @@ impl Engine for LeaseTable {
     }
 
     async fn wait(&self, key: &ClaimKey) -> Result<Wake> {
-        match self.inner.bells.bell(&key.token) {
-            Some(bell) => Ok(self.inner.room().ear.wait(&bell).await),
-            None => Ok(Wake::Ask),
-        }
+        let bells = &self.inner.bells;
+        let Some(bell) = bells.bell(&key.token) else { return Ok(Wake::Ask) };
+        let wake = self.inner.room().ear.wait(&bell).await;
+        // A bell that was long under way may be that of a place in line that has been lost since.
+        let is_old = matches!(wake, Wake::Holds { fence } if !bells.is_at(&key.token, fence));
+        Ok(if is_old { Wake::Ask } else { wake })
     }
 
     async fn renew(&self, renewals: &[Renewal]) -> Result<Vec<Result<Standing>>> {

@@ -1,5 +1,5 @@
 //! The usual cases by the shortest way: a name that nobody else wants, taken and given back; and
-//! one that many want all of, waited for, confirmed and given to the next.
+//! one that many want all of, waited for and given to the next, who is told that it holds.
 //!
 //! Each is one prepared statement, where a session is ours to prepare it in. If it is not the
 //! usual case no row comes back, nothing has changed, and the SQL function is asked, as it is in
@@ -22,6 +22,7 @@ use super::super::failure::broken;
 use super::super::link::Link;
 use super::super::settings::Settings;
 use super::Inner;
+use super::bells::Rung;
 use super::rows::micros;
 use super::schema::Statements;
 
@@ -31,11 +32,15 @@ const PART: usize = 1;
 const JOIN: usize = 2;
 const CONFIRM: usize = 3;
 const HAND: usize = 4;
+const RING: usize = 5;
 
 /// What the functions set for themselves. Plans are made while tables are small, and must not be
-/// scans of whole tables, which would be kept when they have grown.
+/// scans of whole tables, which would be kept when they have grown. They are made once: the server
+/// takes plans for the arguments of each call for cheaper, which they are not, and making one takes
+/// it longer than to carry it out.
 const SET: &str = "SET lock_timeout = '1500ms'; SET enable_seqscan = off; \
-                   SET enable_bitmapscan = off; SET jit = off";
+                   SET enable_bitmapscan = off; SET jit = off; \
+                   SET plan_cache_mode = force_generic_plan";
 
 /// How long a name that somebody was met on counts as wanted by several.
 const MET_FOR: Duration = Duration::from_secs(1);
@@ -73,12 +78,13 @@ pub(super) async fn prepare(
         Type::INT8,
     ];
     let confirm = [Type::TEXT, Type::BYTEA, Type::INT8];
-    let texts: [(&str, &[Type]); 5] = [
+    let texts: [(&str, &[Type]); 6] = [
         (&statements.take, &take),
         (&statements.part, &key),
         (&statements.join, &join),
         (&statements.confirm, &confirm),
         (&statements.hand, &key),
+        (&statements.ring, &[]),
     ];
     link.prepare(settings, process, SET, &texts).await
 }
@@ -199,9 +205,10 @@ impl Inner {
             return Ok(Short::Unasked);
         };
         self.met.note(name);
-        let ahead = usize::try_from(row.get::<_, i32>(0))
+        self.bells.place(&claim.key.token, self.positive(row.get(0))?);
+        let ahead = usize::try_from(row.get::<_, i32>(1))
             .map_err(|_| broken(&self.settings.store, "a negative number"))?;
-        let retry_in = Duration::from_micros(self.positive(row.get(1))?);
+        let retry_in = Duration::from_micros(self.positive(row.get(2))?);
         Ok(Short::Stands(Standing::Queued { ahead, retry_in }))
     }
 
@@ -236,9 +243,43 @@ impl Inner {
             }
             self.met.note(&key.name);
         }
-        let Some(statement) = link.prepared(HAND) else { return Ok(None) };
-        let row = link.query_prepared(&self.settings, statement, &[&name, &token]).await?;
-        Ok(row.map(|_handed| Released::Released))
+        self.hand(link, key).await
+    }
+
+    /// Gives a lease to the next in line, and rings for it: two statements that are sent together,
+    /// the second without waiting for the answer to the first.
+    async fn hand(&self, link: &Link, key: &ClaimKey) -> Result<Option<Released>> {
+        let (Some(hand), Some(ring)) = (link.prepared(HAND), link.prepared(RING)) else {
+            return Ok(None);
+        };
+        let (name, token) = (key.name.as_str(), key.token.as_bytes().as_slice());
+        let handed = async {
+            let row = link.query_prepared(&self.settings, hand, &[&name, &token]).await?;
+            let Some(row) = row else { return Ok(None) };
+            let fence = self.positive(row.get(1))?;
+            // Whoever waits here need not wait for the server's bell.
+            self.bells.ring(&Rung { number: row.get(0), grant: Some((fence, row.get(2))) });
+            Ok(Some(Released::Released))
+        };
+        let rung = link.run_prepared(&self.settings, ring);
+        let (handed, rung) = tokio::join!(handed, rung);
+        if let Err(error) = rung {
+            // The lease is given back all the same, and the next in line finds out by asking.
+            tracing::debug!(%error, "a bell was not rung");
+        }
+        handed
+    }
+
+    /// Lets a connection's process plan and load what giving to the next in line takes, once and
+    /// while somebody waits anyway: the first time takes it some milliseconds.
+    pub(super) fn rehearse(&self, link: &Link) {
+        if let (Some(hand), Some(ring)) = (link.prepared(HAND), link.prepared(RING))
+            && link.is_unrehearsed()
+        {
+            // Nobody is in line for a name without letters.
+            link.send_prepared(hand, &[&"", &[0_u8; 0].as_slice()]);
+            link.send_prepared(ring, &[]);
+        }
     }
 
     fn positive(&self, number: i64) -> Result<u64> {

@@ -67,6 +67,11 @@ impl<'a> Answer<'a> {
         }
     }
 
+    /// The number of a claim that is in line.
+    pub(super) fn fence(&self) -> Result<u64> {
+        self.number("fence")
+    }
+
     /// The answer to a claim, which may be refused.
     pub(super) fn claimed(&self, claim: &Claim) -> Result<Standing> {
         let refusal = match self.get("standing")? {
