@@ -78,8 +78,6 @@ struct Waiting {
     token: Token,
     /// Whether its bell was rung since its owner last asked.
     rung: bool,
-    /// Its place in line, as its owner was last told; 0 if it was not yet.
-    fence: u64,
 }
 
 /// What a bell says.
@@ -129,20 +127,13 @@ impl Bells {
     pub(super) fn expect(&self, token: Token) -> i64 {
         let number = self.number(&token);
         self.belfry.expect(token);
-        self.tokens().insert(number, Waiting { token, rung: false, fence: 0 });
+        self.tokens().insert(number, Waiting { token, rung: false });
         number
     }
 
     /// A claim is in line with this fence.
     pub(super) fn place(&self, token: &Token, fence: u64) {
-        if let Some(waiting) = self.tokens().get_mut(&self.number(token)) {
-            waiting.fence = fence;
-        }
-    }
-
-    /// Whether a claim is in line with this fence, as far as it was told.
-    pub(super) fn is_at(&self, token: &Token, fence: u64) -> bool {
-        self.tokens().get(&self.number(token)).is_some_and(|waiting| waiting.fence == fence)
+        self.belfry.place(token, fence);
     }
 
     /// What is known about a claim that is to be asked for, before its bell is hung up again.

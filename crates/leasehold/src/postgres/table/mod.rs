@@ -330,12 +330,10 @@ impl Engine for LeaseTable {
     }
 
     async fn wait(&self, key: &ClaimKey) -> Result<Wake> {
-        let bells = &self.inner.bells;
-        let Some(bell) = bells.bell(&key.token) else { return Ok(Wake::Ask) };
-        let wake = self.inner.room().ear.wait(&bell).await;
-        // A bell that was long under way may be that of a place in line that has been lost since.
-        let is_old = matches!(wake, Wake::Holds { fence } if !bells.is_at(&key.token, fence));
-        Ok(if is_old { Wake::Ask } else { wake })
+        match self.inner.bells.bell(&key.token) {
+            Some(bell) => Ok(self.inner.room().ear.wait(&bell).await),
+            None => Ok(Wake::Ask),
+        }
     }
 
     async fn renew(&self, renewals: &[Renewal]) -> Result<Vec<Result<Standing>>> {
