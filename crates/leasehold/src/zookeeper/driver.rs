@@ -285,7 +285,10 @@ impl Driver {
                 };
             }
             // There may be room for what is kept now, or a connection.
-            if !draining && let Err(stop) = self.send_on(&mut connection, None).await {
+            if !draining
+                && !self.keep.is_empty()
+                && let Err(stop) = self.send_on(&mut connection, None).await
+            {
                 break stop;
             }
             let due = connection.due(self.shared.servers.answer);

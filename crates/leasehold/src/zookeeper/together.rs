@@ -4,13 +4,13 @@
 //! way at a time; what comes meanwhile is kept, and goes out together as soon as one of them is
 //! answered. Who is alone loses nothing by it, and the more there are the more go together.
 //!
-//! A transaction is done as a whole or not at all. If a part of it fails, nothing was done, and each
-//! of its requests is sent again by itself: only the one that it concerns hears of it. All in it
-//! have the same number, so no two of them are ever about the same line.
+//! A transaction is done as a whole or not at all. If a part of it fails, nothing was done, and
+//! each of its requests is sent again by itself: only the one that it concerns hears of it. All in
+//! it have the same number, so no two of them are ever about the same line.
 //!
-//! The driver does this, and not whoever asks, because it decides what goes out when. What is given
-//! up while it is kept is not sent, and what is asked about a line goes out behind what is kept for
-//! it: so one that is not found then will not come to be, as `ask.rs` needs it.
+//! The driver does this, and not whoever asks, because it decides what goes out when. What is
+//! given up while it is kept is not sent, and what is asked about a line goes out behind what is
+//! kept for it: so one that is not found then will not come to be, as `ask.rs` needs it.
 
 use std::collections::VecDeque;
 
@@ -36,6 +36,10 @@ pub(super) struct Keep {
 }
 
 impl Keep {
+    pub(super) fn is_empty(&self) -> bool {
+        self.kept.is_empty() && self.alone.is_empty()
+    }
+
     /// Keeps a request that may go with others, if there is room; else it comes back.
     pub(super) fn keep(&mut self, asked: Asked) -> Option<Asked> {
         if asked.line.is_none() || self.kept.len() >= KEPT_MAX {
