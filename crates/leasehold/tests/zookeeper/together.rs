@@ -100,7 +100,7 @@ async fn many_tasks_that_want_few_names_never_hold_one_together() {
     let tasks = (0..CROWD).map(|task| {
         let (client, taken) = (clients[task % 2].clone(), Arc::clone(&taken));
         tokio::spawn(async move {
-            let mut last = vec![0; NAMES];
+            let mut last = [0; NAMES];
             for turn in 0..TURNS {
                 let index = (task + turn) % NAMES;
                 let lease = client.mutex(name(index)).ttl(LONG).lock().await.expect("a lease");
