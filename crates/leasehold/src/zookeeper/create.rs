@@ -44,8 +44,13 @@ pub(super) async fn create(
     let assumed = inner.epochs.assume();
     let mut parts: Vec<Request> = assumed.check(inner).into_iter().collect();
     parts.extend(creation(inner, claim, ours, &detail, is_ours));
-    let created = session.send(Request::Multi(parts)).await?;
-    let read = match is_ours && line.alone {
+    let is_alone = is_ours && line.alone;
+    // What is read behind it must be.
+    let created = match is_alone && assumed.is_known() {
+        true => session.send_with_others(inner.layout.line(name), parts).await?,
+        false => session.send(Request::Multi(parts)).await?,
+    };
+    let read = match is_alone {
         true => None,
         false => Some(session.send(Request::Children { path: inner.layout.line(name) }).await?),
     };

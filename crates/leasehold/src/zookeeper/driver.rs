@@ -21,6 +21,7 @@ use crate::error::Result;
 use super::lock;
 use super::session::{Asked, Listener, Reply, Shared, Trouble, Wish};
 use super::settings::Servers;
+use super::together::{Bundle, Keep, WIDTH};
 use super::wire::{FRAME_MAX, Hello, In, Out, XID_AUTH, XID_EVENT, XID_PING};
 use super::wire::{code, op, read_event};
 
@@ -63,13 +64,31 @@ struct Connection {
     last_sent: Moment,
     /// Since when a ping has no answer.
     ping: Option<Moment>,
+    /// How many transactions that may be several requests are on their way.
+    together: usize,
 }
 
 struct Pending {
     xid: i32,
     sent: Moment,
     safe_until: Moment,
-    reply: oneshot::Sender<Result<Reply, Trouble>>,
+    by: Asker,
+}
+
+/// Who waits for an answer.
+enum Asker {
+    One(oneshot::Sender<Result<Reply, Trouble>>),
+    Several(Bundle),
+}
+
+impl Asker {
+    fn fail(self, trouble: &Trouble) {
+        match self {
+            // Whoever asked may not want to know any more.
+            Asker::One(reply) => drop(reply.send(Err(trouble.clone()))),
+            Asker::Several(bundle) => bundle.fail(trouble),
+        }
+    }
 }
 
 /// Why a connection is not used any more.
@@ -83,6 +102,8 @@ enum Stop {
 pub(super) struct Driver {
     pub(super) shared: Arc<Shared>,
     pub(super) queue: mpsc::Receiver<Asked>,
+    /// What was taken from it and is not sent yet.
+    pub(super) keep: Keep,
     /// An identity of this session's own: only it may write its nodes.
     pub(super) secret: String,
     /// The latest transaction that an answer told of.
@@ -227,6 +248,7 @@ impl Driver {
             touches: VecDeque::new(),
             last_sent: begun,
             ping: None,
+            together: 0,
         };
         connection.log_in(servers, &self.secret).await.map_err(cut)?;
         self.shared.status.send_modify(|status| {
@@ -262,6 +284,13 @@ impl Driver {
                     Wish::Close => connection.say_goodbye().await,
                 };
             }
+            // There may be room for what is kept now, or a connection.
+            if !draining
+                && !self.keep.is_empty()
+                && let Err(stop) = self.send_on(&mut connection, None).await
+            {
+                break stop;
+            }
             let due = connection.due(self.shared.servers.answer);
             let Connection { stream, input, .. } = &mut connection;
             tokio::select! {
@@ -278,7 +307,7 @@ impl Driver {
                         lock(&self.shared.control).wish = Wish::Leave;
                         continue;
                     };
-                    if let Err(stop) = self.send_on(&mut connection, asked).await {
+                    if let Err(stop) = self.send_on(&mut connection, Some(asked)).await {
                         break stop;
                     }
                 }
@@ -294,28 +323,40 @@ impl Driver {
             Stop::Cut(cause) => Trouble::Cut(cause.clone()),
             Stop::Ended | Stop::Left => Trouble::Ended,
         };
-        for pending in connection.pending {
-            // Whoever asked may not want to know any more.
-            drop(pending.reply.send(Err(trouble.clone())));
-        }
+        connection.pending.into_iter().for_each(|pending| pending.by.fail(&trouble));
         stop
     }
 
-    /// Sends a request, and those that wait behind it.
-    async fn send_on(&mut self, connection: &mut Connection, first: Asked) -> Result<(), Stop> {
+    /// Sends what is kept, and a request with those that wait behind it.
+    async fn send_on(
+        &mut self,
+        connection: &mut Connection,
+        first: Option<Asked>,
+    ) -> Result<(), Stop> {
         let mut out = Vec::new();
         let now = SystemClock.now();
-        let mut next = Some(first);
+        let mut next = first;
         let mut room = BATCH_MAX;
         while let Some(asked) = next {
-            // Whoever gave up must not be served later: nobody would know.
-            if !asked.reply.is_closed() {
-                out.extend(connection.frame(asked, now));
+            if let Some(asked) = self.keep.keep(asked) {
+                for bundle in self.keep.before(&asked.request) {
+                    out.extend(connection.frame_bundle(bundle, now));
+                }
+                // Whoever gave up must not be served later: nobody would know.
+                if !asked.reply.is_closed() {
+                    out.extend(connection.frame(asked, now));
+                }
             }
             room -= 1;
             next = if room > 0 { self.queue.try_recv().ok() } else { None };
         }
-        connection.write(&out, self.shared.servers.answer).await
+        while let Some(bundle) = self.keep.next(connection.together < WIDTH) {
+            out.extend(connection.frame_bundle(bundle, now));
+        }
+        match out.is_empty() {
+            true => Ok(()),
+            false => connection.write(&out, self.shared.servers.answer).await,
+        }
     }
 
     /// Reads whatever has come.
@@ -339,7 +380,8 @@ impl Driver {
                     self.tell(|listener| listener.heard(change, &path));
                 }
                 _ => {
-                    let safe_until = connection.settle((xid, zxid), error, body)?;
+                    let (safe_until, again) = connection.settle((xid, zxid), error, body)?;
+                    self.keep.keep_alone(again);
                     self.shared.proven.fetch_max(safe_until.as_nanos(), Ordering::AcqRel);
                 }
             }
@@ -369,8 +411,20 @@ impl Connection {
         // What a server says without asking the others proves nothing about them.
         let agreed = asked.request.is_agreed();
         let safe_until = if agreed { self.safe_until(now) } else { Moment::from_nanos(0) };
-        let Asked { reply, .. } = asked;
-        self.pending.push_back(Pending { xid: self.xid, sent: now, safe_until, reply });
+        let by = Asker::One(asked.reply);
+        self.pending.push_back(Pending { xid: self.xid, sent: now, safe_until, by });
+        framed(&out)
+    }
+
+    /// The same for a transaction of several requests.
+    fn frame_bundle(&mut self, bundle: Bundle, now: Moment) -> Vec<u8> {
+        self.xid = self.xid.wrapping_add(1).max(1);
+        let mut out = Out::default();
+        out.int(self.xid).int(op::MULTI);
+        bundle.write(&mut out);
+        self.together += 1;
+        let (safe_until, by) = (self.safe_until(now), Asker::Several(bundle));
+        self.pending.push_back(Pending { xid: self.xid, sent: now, safe_until, by });
         framed(&out)
     }
 
@@ -442,9 +496,14 @@ impl Connection {
         Ok(())
     }
 
-    /// Gives an answer to whoever asked.
-    /// Returns until when the ensemble keeps the session by that.
-    fn settle(&mut self, (xid, zxid): (i32, i64), error: i32, body: &[u8]) -> Result<Moment, Stop> {
+    /// Gives an answer to whoever asked. Returns until when the ensemble keeps the session by that,
+    /// and what is to be sent again.
+    fn settle(
+        &mut self,
+        (xid, zxid): (i32, i64),
+        error: i32,
+        body: &[u8],
+    ) -> Result<(Moment, Vec<Asked>), Stop> {
         let Some(pending) = self.pending.pop_front().filter(|pending| pending.xid == xid) else {
             return Err(Stop::Cut("it answers out of order".into()));
         };
@@ -452,19 +511,31 @@ impl Connection {
         // An error may be one server's alone.
         let nothing = Moment::from_nanos(0);
         let proven = if error == code::OK { pending.safe_until } else { nothing };
-        let reply = match ended {
-            true => Err(Trouble::Ended),
+        self.together -= usize::from(matches!(pending.by, Asker::Several(_)));
+        let trouble = match ended {
+            true => Some(Trouble::Ended),
             false if error == code::SESSION_MOVED => {
-                Err(Trouble::Cut("another server has the session".into()))
+                Some(Trouble::Cut("another server has the session".into()))
             }
-            false => {
-                let safe_until = pending.safe_until;
-                Ok(Reply { code: error, zxid, body: body.to_vec(), safe_until })
+            false => None,
+        };
+        if let Some(trouble) = trouble {
+            pending.by.fail(&trouble);
+            return if ended { Err(Stop::Ended) } else { Ok((proven, Vec::new())) };
+        }
+        let safe_until = pending.safe_until;
+        let reply = Reply { code: error, zxid, body: body.to_vec(), safe_until };
+        let again = match pending.by {
+            Asker::One(asker) => {
+                // Whoever asked may not want to know any more.
+                drop(asker.send(Ok(reply)));
+                Vec::new()
+            }
+            Asker::Several(bundle) => {
+                bundle.settle(reply).map_err(|odd| Stop::Cut(odd.to_string()))?
             }
         };
-        // Whoever asked may not want to know any more.
-        drop(pending.reply.send(reply));
-        if ended { Err(Stop::Ended) } else { Ok(proven) }
+        Ok((proven, again))
     }
 
     /// Ends the session, and waits until the server hangs up or says that it has.
@@ -534,6 +605,7 @@ mod tests {
             touches: touches.iter().map(|seconds| at(*seconds)).collect(),
             last_sent: at(0),
             ping: None,
+            together: 0,
         }
     }
 

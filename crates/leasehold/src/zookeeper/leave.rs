@@ -75,20 +75,11 @@ async fn release_one(inner: &Inner, key: &ClaimKey) -> Result<Released> {
 
 /// Deletes a claim's nodes; false if they were gone.
 async fn delete(inner: &Inner, record: &Record) -> Result<bool> {
-    let deletes: Vec<Request> =
-        record.all_paths().map(|path| Request::Delete { path: path.clone() }).collect();
-    let word = word_of(record);
-    let request = match (word, deletes.len()) {
-        (None, 1) => deletes[0].clone(),
-        (word, _) => Request::Multi(word.into_iter().chain(deletes.clone()).collect()),
-    };
-    let single = !matches!(request, Request::Multi(_));
-    let reply = record.session.ask(request).await?;
-    let error = match single {
-        true => reply.code,
-        false => failed(&inner.parts(&reply)?),
-    };
-    match error {
+    let deletes = record.all_paths().map(|path| Request::Delete { path: path.clone() });
+    let line = inner.layout.line(&record.name);
+    let parts = word_of(record).into_iter().chain(deletes).collect();
+    let reply = record.session.send_with_others(line, parts).await?.answer().await?;
+    match failed(&inner.parts(&reply)?) {
         code::OK => Ok(true),
         code::NO_NODE if record.all_paths().count() > 1 => rest_of(inner, record).await,
         code::NO_NODE => Ok(false),

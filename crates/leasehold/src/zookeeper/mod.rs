@@ -28,6 +28,7 @@ mod settings;
 mod sums;
 mod survey;
 mod tls;
+mod together;
 mod waits;
 mod wire;
 

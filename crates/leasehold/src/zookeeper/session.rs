@@ -24,6 +24,7 @@ use crate::error::{Error, Result};
 use super::driver::Driver;
 use super::lock;
 use super::settings::Servers;
+use super::together::Keep;
 use super::wire::{Change, Request};
 
 /// Requests that wait to be sent; who comes beyond that waits for room.
@@ -41,7 +42,7 @@ pub(super) trait Listener: Send + Sync + 'static {
 }
 
 /// What came back for a request.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Reply {
     /// What the server made of it.
     pub(super) code: i32,
@@ -65,6 +66,8 @@ pub(super) enum Trouble {
 /// A request on its way to the driver.
 pub(super) struct Asked {
     pub(super) request: Request,
+    /// The line that a transaction is about, if it may be one with those about other lines.
+    pub(super) line: Option<String>,
     pub(super) reply: oneshot::Sender<Result<Reply, Trouble>>,
 }
 
@@ -164,7 +167,8 @@ impl Session {
         });
         let session = Session { requests, shared: Arc::clone(&shared) };
         let secret = format!("leasehold:{:032x}", rand::random::<u128>());
-        let driver = Driver { shared, queue, secret, seen: 0, once };
+        let keep = Keep::default();
+        let driver = Driver { shared, queue, keep, secret, seen: 0, once };
         home()?.spawn(driver.run());
         session.until(|status| status.connected).await?;
         Ok(session)
@@ -222,10 +226,24 @@ impl Session {
 
     /// Sends a request; its answer is awaited apart, so that several can be on their way.
     pub(super) async fn send(&self, request: Request) -> Result<Sent<'_>> {
+        self.send_about(None, request).await
+    }
+
+    /// Sends a transaction that is about one line and may be one with others, if many come at a
+    /// time; nothing else may be on its way about its line.
+    pub(super) async fn send_with_others(
+        &self,
+        line: String,
+        parts: Vec<Request>,
+    ) -> Result<Sent<'_>> {
+        self.send_about(Some(line), Request::Multi(parts)).await
+    }
+
+    async fn send_about(&self, line: Option<String>, request: Request) -> Result<Sent<'_>> {
         let (reply, answer) = oneshot::channel();
         let limit = self.limit();
         let until = tokio::time::Instant::now() + limit;
-        match timeout(limit, self.requests.send(Asked { request, reply })).await {
+        match timeout(limit, self.requests.send(Asked { request, line, reply })).await {
             Ok(Ok(())) => Ok(Sent { session: self, answer, until }),
             Ok(Err(_)) => Err(self.error(&Trouble::Ended)),
             Err(_) => Err(self.error(&Trouble::Cut("too many requests wait".into()))),

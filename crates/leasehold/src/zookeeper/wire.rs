@@ -266,16 +266,58 @@ impl Request {
                 out.text(path);
             }
             Request::Multi(parts) => {
-                for part in parts {
-                    out.int(part.code()).flag(false).int(-1);
-                    part.write(out);
-                }
-                out.int(-1).flag(true).int(-1);
+                parts.iter().for_each(|part| part.write_part(out));
+                Self::write_end(out);
             }
             Request::WatchBelow { path } => {
                 out.text(path).int(1);
             }
         }
+    }
+
+    /// Writes it as one part of a `Multi`.
+    fn write_part(&self, out: &mut Out) {
+        out.int(self.code()).flag(false).int(-1);
+        self.write(out);
+    }
+
+    /// Writes its parts, or itself as one, without the end.
+    pub(super) fn write_parts(&self, out: &mut Out) {
+        match self {
+            Request::Multi(parts) => parts.iter().for_each(|part| part.write_part(out)),
+            single => single.write_part(out),
+        }
+    }
+
+    /// Writes the end of a `Multi`.
+    pub(super) fn write_end(out: &mut Out) {
+        out.int(-1).flag(true).int(-1);
+    }
+
+    /// How many parts it has.
+    pub(super) fn parts(&self) -> usize {
+        match self {
+            Request::Multi(parts) => parts.len(),
+            _ => 1,
+        }
+    }
+
+    /// Whether it is about a node, or one below that.
+    pub(super) fn is_about(&self, node: &str) -> bool {
+        let path = match self {
+            Request::Multi(parts) => return parts.iter().any(|part| part.is_about(node)),
+            Request::Create { path, .. }
+            | Request::Delete { path }
+            | Request::Exists { path, .. }
+            | Request::GetData { path }
+            | Request::SetData { path, .. }
+            | Request::Children { path }
+            | Request::Sync { path }
+            | Request::Check { path }
+            | Request::CheckVersion { path, .. }
+            | Request::WatchBelow { path } => path,
+        };
+        path.strip_prefix(node).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
     }
 
     /// Whether a majority agreed before it was answered.
@@ -302,25 +344,53 @@ pub(super) enum Part {
 /// Reads the answer to a `Multi`.
 pub(super) fn read_parts(body: &[u8]) -> Result<Vec<Part>, Odd> {
     let (mut body, mut parts) = (In(body), Vec::new());
-    loop {
-        let (code, done, _error) = (body.int()?, body.flag()?, body.int()?);
-        if done {
-            return Ok(parts);
+    while let Some(part) = read_part(&mut body)? {
+        parts.push(part);
+    }
+    Ok(parts)
+}
+
+/// Reads the next part, or that there is none.
+fn read_part(body: &mut In<'_>) -> Result<Option<Part>, Odd> {
+    let (code, done, _error) = (body.int()?, body.flag()?, body.int()?);
+    if done {
+        return Ok(None);
+    }
+    Ok(Some(match code {
+        op::CREATE => Part::Created(body.text()?),
+        op::CREATE2 => {
+            let path = body.text()?;
+            body.stat()?;
+            Part::Created(path)
         }
-        parts.push(match code {
-            op::CREATE => Part::Created(body.text()?),
-            op::CREATE2 => {
-                let path = body.text()?;
-                body.stat()?;
-                Part::Created(path)
+        op::SET_DATA => Part::Written(body.stat()?),
+        op::ERROR => match body.int()? {
+            code::OK => Part::Done,
+            error => Part::Failed(error),
+        },
+        _ => Part::Done,
+    }))
+}
+
+/// Takes the answer to a `Multi` apart into those to several, which have so many parts each. `None`
+/// if it failed: then it has done nothing.
+pub(super) fn split_parts(body: &[u8], counts: &[usize]) -> Result<Option<Vec<Vec<u8>>>, Odd> {
+    let mut rest = In(body);
+    let mut bodies = Vec::with_capacity(counts.len());
+    for count in counts {
+        let begin = rest.0;
+        for _ in 0..*count {
+            if let Part::Failed(_) = read_part(&mut rest)?.ok_or(Odd)? {
+                return Ok(None);
             }
-            op::SET_DATA => Part::Written(body.stat()?),
-            op::ERROR => match body.int()? {
-                code::OK => Part::Done,
-                error => Part::Failed(error),
-            },
-            _ => Part::Done,
-        });
+        }
+        let mut one = Out(begin[..begin.len() - rest.0.len()].to_vec());
+        Request::write_end(&mut one);
+        bodies.push(one.0);
+    }
+    match read_part(&mut rest)? {
+        None => Ok(Some(bodies)),
+        Some(_) => Err(Odd),
     }
 }
 

@@ -14,3 +14,4 @@ mod notices;
 mod restore;
 mod sessions;
 mod support;
+mod together;
