@@ -53,8 +53,7 @@ pub mod error;
 #[cfg(feature = "etcd")]
 pub mod etcd;
 pub mod fencing;
-#[cfg(any(feature = "etcd", feature = "redis", feature = "zookeeper"))]
-#[allow(dead_code)]
+#[cfg(feature = "etcd")]
 mod gather;
 mod handle;
 mod keeper;
