@@ -10,6 +10,7 @@
 mod amend;
 mod ask;
 mod book;
+mod connection;
 mod create;
 mod detail;
 mod doctor;
