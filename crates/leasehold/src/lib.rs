@@ -53,8 +53,6 @@ pub mod error;
 #[cfg(feature = "etcd")]
 pub mod etcd;
 pub mod fencing;
-#[cfg(feature = "etcd")]
-mod gather;
 mod handle;
 mod keeper;
 mod lane;

@@ -11,8 +11,8 @@ const FUNCTION_LINES_MAX: usize = 70;
 /// What an engine may use of the library, so that moving one out is a file move. The quorum is
 /// one engine and what its nodes are written against.
 const ENGINE_IMPORTS: &[&str] = &[
-    "address", "bell", "claim", "clock", "concern", "engine", "epochs", "error", "gather", "lane",
-    "line", "name", "quorum", "tls",
+    "address", "bell", "claim", "clock", "concern", "engine", "epochs", "error", "lane", "line",
+    "name", "quorum", "tls",
 ];
 
 fn root() -> PathBuf {

@@ -12,10 +12,10 @@ use std::sync::{Arc, Weak};
 use futures_util::future::join_all;
 use tonic::Status;
 
-use crate::gather::{Gather, Parcel};
 use crate::name::Name;
 
 use super::failure;
+use super::gather::{Gather, Parcel};
 use super::link::{Links, Patience};
 use super::wire::{
     DeleteRequest, DeleteResponse, Done, Header, Op, RequestOp, ResponseOp, TxnRequest, TxnResponse,

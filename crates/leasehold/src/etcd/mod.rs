@@ -16,6 +16,7 @@ mod doctor;
 mod epoch;
 mod failure;
 mod feed;
+mod gather;
 mod keep;
 mod keys;
 mod leases;

@@ -20,7 +20,7 @@ const WIDTH: usize = 4;
 const KEPT_MAX: usize = 4_096;
 
 /// A request that can be sent together with others.
-pub(crate) trait Parcel: Send + 'static {
+pub(super) trait Parcel: Send + 'static {
     /// What its sender is told.
     type Answer: Send + 'static;
 
@@ -32,7 +32,7 @@ pub(crate) trait Parcel: Send + 'static {
 type Carry<P> = dyn Fn(Vec<P>) -> BoxFuture<'static, Vec<<P as Parcel>::Answer>> + Send + Sync;
 
 /// Gathers the requests of one connection.
-pub(crate) struct Gather<P: Parcel> {
+pub(super) struct Gather<P: Parcel> {
     most: usize,
     runtime: Handle,
     carry: Box<Carry<P>>,
@@ -53,7 +53,7 @@ struct Kept<P: Parcel> {
 
 impl<P: Parcel> Gather<P> {
     /// Gathers up to `most` requests for an exchange, which `carry` sends on the present runtime.
-    pub(crate) fn new<F, C>(most: usize, carry: C) -> Arc<Self>
+    pub(super) fn new<F, C>(most: usize, carry: C) -> Arc<Self>
     where
         F: Future<Output = Vec<P::Answer>> + Send + 'static,
         C: Fn(Vec<P>) -> F + Send + Sync + 'static,
@@ -70,7 +70,7 @@ impl<P: Parcel> Gather<P> {
     ///
     /// A request that is kept when this is dropped is not sent. One that is on its way with others
     /// may take effect.
-    pub(crate) async fn send<F>(
+    pub(super) async fn send<F>(
         self: &Arc<Self>,
         parcel: P,
         alone: impl FnOnce(P) -> F,
