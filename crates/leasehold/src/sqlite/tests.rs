@@ -275,6 +275,22 @@ async fn a_waiter_whose_pipe_nobody_reads_is_passed_over_at_once() {
 }
 
 #[tokio::test]
+async fn bell_of_a_place_in_line_that_was_lost_grants_nothing() {
+    let lab = Lab::new();
+    let engine = lab.open();
+    let (first, second) = (claim("n"), claim("n"));
+    let held = fence(&engine, &first).await;
+    let standing = engine.claim(&second).await.expect("an answer");
+    assert!(matches!(standing, Standing::Queued { .. }), "{standing:?}");
+    let (bells, token) = (&engine.inner.bells, &second.key.token);
+    bells.ring(bells.mailbox(), token, held);
+    assert_eq!(engine.wait(&second.key).await.expect("a bell"), Wake::Ask);
+    bells.ring(bells.mailbox(), token, held + 1);
+    let wake = engine.wait(&second.key).await.expect("a bell");
+    assert_eq!(wake, Wake::Holds { fence: held + 1 });
+}
+
+#[tokio::test]
 async fn a_connection_of_this_process_keeps_its_locks_when_the_file_is_opened_again() {
     let lab = Lab::new();
     let engine = lab.open();
