@@ -105,6 +105,26 @@ async fn f24_a_release_whose_answer_is_lost_has_taken_effect() {
     }
 }
 
+/// The lock is the next one's as soon as the server has carried the drop out; the client that
+/// expired reads the answer later.
+#[tokio::test]
+async fn a_release_while_the_expiry_is_being_told_names_the_next_holder() {
+    let lab = Lab::new("").await;
+    let (client, other) = lab.clients().await;
+    let ttl = Duration::from_secs(2);
+    // Its heartbeats keep the session that both are on.
+    let _kept = client.mutex("m").ttl(ttl).lock().await.expect("a lease");
+    let lease = client.mutex("n").ttl(ttl).renew(false).lock().await.expect("a lease");
+    let next = waiter(other.claim("n").ttl(LONG));
+    until_waiting(&other, "n", 1).await;
+    lab.proxy.delay(Direction::ToClient, Duration::from_millis(300));
+    let next = granted(next).await;
+    assert_eq!(lease.state(), LeaseState::Lost);
+    let released = soon("the answer", lease.release()).await.expect("an answer");
+    assert_eq!(released, Released::TakenBy(other.holder().clone()));
+    assert_eq!(next.release().await.expect("an answer"), Released::Released);
+}
+
 #[tokio::test]
 async fn f26_a_grant_that_is_slower_than_its_ttl_is_refused_and_cleaned() {
     let lab = Lab::new("").await;

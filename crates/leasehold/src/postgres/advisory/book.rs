@@ -89,11 +89,19 @@ pub(super) enum Place {
         expires: Moment,
     },
     /// It is being given back; what was sent is carried out before anything later.
-    Leaving { session: u64 },
+    Leaving { session: u64, why: Leave },
     /// Waiting for it failed.
     Failed(Error),
     /// Its session ended.
     Gone,
+}
+
+/// Why a claim is given back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Leave {
+    Asked,
+    /// Its time was over before anybody asked.
+    Expired,
 }
 
 /// What to do to get a session.
@@ -142,7 +150,7 @@ impl Entry {
             Place::Taking { session }
             | Place::Waiting { session, .. }
             | Place::Held { session, .. }
-            | Place::Leaving { session } => Some(session),
+            | Place::Leaving { session, .. } => Some(session),
             Place::Failed(_) | Place::Gone => None,
         }
     }

@@ -12,7 +12,7 @@ use crate::clock::{Clock, Moment, SystemClock};
 use crate::engine::Counts;
 
 use super::Inner;
-use super::book::Place;
+use super::book::{Leave, Place};
 
 /// How long counting an expiry may hold up the next in line.
 const COUNT_MAX: Duration = Duration::from_millis(500);
@@ -95,7 +95,7 @@ async fn end(inner: Arc<Inner>, over: Vec<ClaimKey>) {
         };
         over.into_iter().filter(is_over).collect()
     };
-    if let Err(error) = inner.release(&due).await {
+    if let Err(error) = inner.leave(&due, Leave::Expired).await {
         tracing::debug!(%error, "what expired is left for the server to end");
         // Its session is silent: the server has ended it by now, or is about to.
         for key in due {

@@ -14,7 +14,7 @@ use crate::claim::{ClaimKey, Released};
 use crate::error::Result;
 
 use super::Inner;
-use super::book::{Place, Written};
+use super::book::{Leave, Place, Written};
 use super::keys::AdvisoryKey;
 use super::session::Shared;
 
@@ -33,7 +33,10 @@ enum Step {
         row: Option<i64>,
     },
     /// What was sent before is still under way.
-    Settle(Shared),
+    Settle {
+        session: Shared,
+        why: Leave,
+    },
     Cancel {
         session: Shared,
         ended: Arc<Notify>,
@@ -44,12 +47,20 @@ enum Step {
 
 impl Inner {
     pub(super) async fn release(self: &Arc<Self>, keys: &[ClaimKey]) -> Result<Vec<Released>> {
-        join_all(keys.iter().map(|key| self.part(key))).await.into_iter().collect()
+        self.leave(keys, Leave::Asked).await
     }
 
-    async fn part(self: &Arc<Self>, key: &ClaimKey) -> Result<Released> {
+    pub(super) async fn leave(
+        self: &Arc<Self>,
+        keys: &[ClaimKey],
+        why: Leave,
+    ) -> Result<Vec<Released>> {
+        join_all(keys.iter().map(|key| self.part(key, why))).await.into_iter().collect()
+    }
+
+    async fn part(self: &Arc<Self>, key: &ClaimKey, why: Leave) -> Result<Released> {
         self.belfry.forget(&key.token);
-        match self.step(key) {
+        match self.step(key, why) {
             Step::Drop { session, on, shared, row } => {
                 let forget = row.map(|row| (self.statements.forget.as_str(), row));
                 let dropped = session.drop_lock(on, shared, forget).await;
@@ -70,11 +81,14 @@ impl Inner {
                     }
                 }
             }
-            Step::Settle(session) => {
+            Step::Settle { session, why } => {
                 let settled = session.beat(None).await;
                 self.heard(&session, settled)?;
                 self.book().remove(&key.token);
-                Ok(Released::Released)
+                Ok(match why {
+                    Leave::Asked => Released::Released,
+                    Leave::Expired => self.taken(key).await,
+                })
             }
             Step::Cancel { session, ended } => {
                 self.cancel(&session, &ended).await;
@@ -88,7 +102,7 @@ impl Inner {
         }
     }
 
-    fn step(&self, key: &ClaimKey) -> Step {
+    fn step(&self, key: &ClaimKey, why: Leave) -> Step {
         let mut book = self.book();
         let Some(entry) = book.entry(key) else { return Step::Look };
         let (on, shared, row) = (entry.on, entry.shared, entry.row);
@@ -96,13 +110,14 @@ impl Inner {
         let found = match &mut entry.place {
             Place::Taking { session } | Place::Held { session, .. } => {
                 let id = *session;
-                entry.place = Place::Leaving { session: id };
+                entry.place = Place::Leaving { session: id, why };
                 let seat = book.seats.get(&id);
                 seat.map(|seat| Step::Drop { session: Arc::clone(&seat.session), on, shared, row })
             }
-            Place::Leaving { session } => {
-                let id = *session;
-                book.seats.get(&id).map(|seat| Step::Settle(Arc::clone(&seat.session)))
+            Place::Leaving { session, why } => {
+                let (id, why) = (*session, *why);
+                let seat = book.seats.get(&id);
+                seat.map(|seat| Step::Settle { session: Arc::clone(&seat.session), why })
             }
             Place::Waiting { session, ended, leaving } => {
                 *leaving = true;

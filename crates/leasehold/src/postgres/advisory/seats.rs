@@ -11,7 +11,7 @@ use crate::claim::ClaimKey;
 use crate::clock::Moment;
 use crate::error::{Error, Result};
 
-use super::book::{Book, Pick, Place, Seat};
+use super::book::{Book, Leave, Pick, Place, Seat};
 use super::keys::Keys;
 use super::session::{Begun, Session, Shared};
 use super::{GUARD_MAX, Inner};
@@ -164,7 +164,7 @@ impl Inner {
         let mut book = self.book();
         let Some(entry) = book.entry(key) else { return };
         let (on, shared, token) = (entry.on, entry.shared, entry.key.token);
-        entry.place = Place::Leaving { session: session.id };
+        entry.place = Place::Leaving { session: session.id, why: Leave::Asked };
         let alone = book.claims.get(&token).is_none_or(|entry| book.sharers(entry) == 0);
         if session.is_over() || !alone {
             book.remove(&token);

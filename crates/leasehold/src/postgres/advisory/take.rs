@@ -12,7 +12,7 @@ use crate::engine::Wake;
 use crate::error::{Config, Cycle, Error, Result};
 
 use super::super::failure;
-use super::book::{Entry, Place, Written, timeout_ms};
+use super::book::{Entry, Leave, Place, Written, timeout_ms};
 use super::keys::AdvisoryKey;
 use super::session::{Answer, ENGINE, Shared};
 use super::{Inner, RETRY_IN};
@@ -125,10 +125,10 @@ impl Inner {
                         _ => Ok(None),
                     };
                 }
-                Place::Taking { session } | Place::Leaving { session } => {
+                Place::Taking { session } | Place::Leaving { session, .. } => {
                     let (session, on, shared) = (*session, entry.on, entry.shared);
                     let sent = matches!(entry.place, Place::Leaving { .. });
-                    entry.place = Place::Leaving { session };
+                    entry.place = Place::Leaving { session, why: Leave::Asked };
                     let seat = book.seats.get(&session);
                     (seat.map(|seat| Arc::clone(&seat.session)), sent, on, shared)
                 }
