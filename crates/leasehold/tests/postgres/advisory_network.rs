@@ -125,6 +125,20 @@ async fn a_release_while_the_expiry_is_being_told_names_the_next_holder() {
     assert_eq!(next.release().await.expect("an answer"), Released::Released);
 }
 
+/// What others read is written a moment after the grant, and may be on its way when the end of the
+/// lease changes.
+#[tokio::test]
+async fn an_end_that_changes_while_it_is_being_written_is_read_as_it_is() {
+    let lab = Lab::new("").await;
+    let (client, other) = lab.clients().await;
+    let span = Duration::from_secs(20);
+    lab.proxy.delay(Direction::ToClient, Duration::from_millis(150));
+    let lease = client.mutex("n").ttl(LONG).hold_at_least(span).lock().await.expect("a lease");
+    assert_eq!(lease.release().await.expect("an answer"), Released::Released);
+    let line = other.show("n").await.expect("an answer").expect("a line");
+    assert!(line.held[0].remaining <= span, "{line:?}");
+}
+
 #[tokio::test]
 async fn f26_a_grant_that_is_slower_than_its_ttl_is_refused_and_cleaned() {
     let lab = Lab::new("").await;

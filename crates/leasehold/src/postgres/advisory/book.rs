@@ -145,6 +145,14 @@ impl Entry {
         }
     }
 
+    /// How much of its time is left; all of it while it waits.
+    pub(super) fn left(&self, now: Moment) -> Duration {
+        match self.place {
+            Place::Held { expires, .. } => expires.since(now).min(self.ttl),
+            _ => self.ttl,
+        }
+    }
+
     pub(super) fn session(&self) -> Option<u64> {
         match self.place {
             Place::Taking { session }

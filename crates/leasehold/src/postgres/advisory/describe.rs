@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use tokio::sync::Notify;
+use tokio::sync::{Mutex, Notify};
 use tokio_postgres::types::{ToSql, Type};
 
 use crate::error::Result;
@@ -28,6 +28,9 @@ const BATCH_MAX: usize = 500;
 pub(super) struct Scribe {
     awake: AtomicBool,
     work: Notify,
+    /// Held from looking at the book until what was seen is written, so that nothing older
+    /// overwrites it.
+    pub(super) pen: Mutex<()>,
 }
 
 impl Scribe {
@@ -46,10 +49,8 @@ pub(super) async fn write(inner: Arc<Inner>) {
         inner.scribe.work.notified().await;
         loop {
             tokio::time::sleep(AGE).await;
-            let (batch, more) = gather(&inner);
-            if !batch.is_empty()
-                && let Err(error) = put_down(&inner, &batch).await
-            {
+            let (written, more) = write_some(&inner).await;
+            if let Err(error) = written {
                 tracing::debug!(%error, "others cannot read about some locks yet");
                 tokio::time::sleep(PAUSE).await;
             }
@@ -62,6 +63,16 @@ pub(super) async fn write(inner: Arc<Inner>) {
                 inner.scribe.awake.store(true, Ordering::Release);
             }
         }
+    }
+}
+
+/// Writes what is due, and says whether anything was left to be written.
+async fn write_some(inner: &Inner) -> (Result<()>, bool) {
+    let _pen = inner.scribe.pen.lock().await;
+    let (batch, more) = gather(inner);
+    match batch.is_empty() {
+        true => (Ok(()), more),
+        false => (put_down(inner, &batch).await, more),
     }
 }
 
@@ -112,9 +123,9 @@ fn gather(inner: &Inner) -> (Vec<Row>, bool) {
 
 fn row(entry: &Entry, session: &super::session::Session, now: crate::clock::Moment) -> Row {
     let micros = |span: Duration| i64::try_from(span.as_micros()).unwrap_or(i64::MAX);
-    let (fence, left) = match entry.place {
-        Place::Held { fence, expires, .. } => (fence, expires.since(now)),
-        _ => (0, entry.ttl),
+    let fence = match entry.place {
+        Place::Held { fence, .. } => fence,
+        _ => 0,
     };
     Row {
         id: entry.row,
@@ -128,7 +139,7 @@ fn row(entry: &Entry, session: &super::session::Session, now: crate::clock::Mome
         note: entry.note.as_str().to_owned(),
         fence: i64::try_from(fence).unwrap_or(i64::MAX),
         age_us: micros(now.since(entry.since)),
-        left_us: micros(left),
+        left_us: micros(entry.left(now)),
         says: entry.to_write(),
     }
 }

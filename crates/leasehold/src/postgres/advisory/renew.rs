@@ -44,8 +44,11 @@ impl Inner {
         if let Some(error) = silent {
             return Err(error);
         }
-        let (mut answers, prolonged) = self.kept(renewals, sent);
-        self.prolong(prolonged).await;
+        let mut answers = self.kept(renewals, sent);
+        // That others cannot read the new ends is no reason to lose a lease.
+        if !matches!(tokio::time::timeout(WRITE_MAX, self.prolong(renewals)).await, Ok(Ok(()))) {
+            tracing::debug!("others read another end of some leases than they have");
+        }
         if answers.iter().any(|answer| matches!(answer, Standing::Out { .. })) {
             self.name_holders(renewals, &mut answers).await;
         }
@@ -103,13 +106,9 @@ impl Inner {
         }
     }
 
-    /// How each claim stands, and whose end others should read anew.
-    fn kept(
-        &self,
-        renewals: &[Renewal],
-        sent: crate::clock::Moment,
-    ) -> (Vec<Standing>, Vec<(i64, Duration)>) {
-        let (now, mut prolonged) = (self.now(), Vec::new());
+    /// How each claim stands.
+    fn kept(&self, renewals: &[Renewal], sent: crate::clock::Moment) -> Vec<Standing> {
+        let now = self.now();
         let mut book = self.book();
         let stand = |renewal: &Renewal| {
             let out = Standing::Out { ahead: 0, retry_in: RETRY_IN, by: None };
@@ -119,11 +118,7 @@ impl Inner {
                     (*kept_until, *expires) = (sent + renewal.ttl, now + renewal.ttl);
                     self.lapse.expect(*expires);
                     entry.ttl = renewal.ttl;
-                    let fence = *fence;
-                    if entry.written == Written::Held {
-                        prolonged.push((entry.row, renewal.ttl));
-                    }
-                    Standing::Held { fence, remaining: renewal.ttl }
+                    Standing::Held { fence: *fence, remaining: renewal.ttl }
                 }
                 Place::Waiting { .. } => Standing::Queued { ahead: 1, retry_in: RETRY_IN },
                 Place::Gone => {
@@ -133,24 +128,29 @@ impl Inner {
                 _ => out,
             }
         };
-        let answers = renewals.iter().map(stand).collect();
-        (answers, prolonged)
+        renewals.iter().map(stand).collect()
     }
 
-    /// Lets others read the new ends. That they cannot is no reason to lose a lease.
-    async fn prolong(&self, prolonged: Vec<(i64, Duration)>) {
-        if prolonged.is_empty() {
-            return;
+    /// Lets others read the new ends of what they can read about.
+    async fn prolong(&self, renewals: &[Renewal]) -> Result<()> {
+        let _pen = self.scribe.pen.lock().await;
+        let (rows, lefts) = self.ends(renewals);
+        if rows.is_empty() {
+            return Ok(());
         }
-        let (rows, lefts): (Vec<i64>, Vec<i64>) = prolonged
-            .into_iter()
-            .map(|(row, ttl)| (row, i64::try_from(ttl.as_micros()).unwrap_or(i64::MAX)))
-            .unzip();
         let arguments: [_; 2] = [(&rows as _, Type::INT8_ARRAY), (&lefts as _, Type::INT8_ARRAY)];
-        let written = self.ask(&self.statements.prolong, &arguments);
-        match tokio::time::timeout(WRITE_MAX, written).await {
-            Ok(Ok(_)) => {}
-            _ => tracing::debug!("others read an earlier end of some leases than they have"),
-        }
+        self.ask(&self.statements.prolong, &arguments).await.map(drop)
+    }
+
+    /// The rows about claims that are held, and the microseconds that each has left.
+    fn ends(&self, renewals: &[Renewal]) -> (Vec<i64>, Vec<i64>) {
+        let now = self.now();
+        let mut book = self.book();
+        let end = |renewal: &Renewal| {
+            let entry = book.entry(&renewal.key).filter(|entry| entry.written == Written::Held)?;
+            let left = entry.left(now).as_micros();
+            Some((entry.row, i64::try_from(left).unwrap_or(i64::MAX)))
+        };
+        renewals.iter().filter_map(end).unzip()
     }
 }

@@ -238,9 +238,9 @@ impl Lock {
 fn own_claims(book: &Book, session: u64, key: AdvisoryKey, now: crate::clock::Moment) -> Vec<Told> {
     let on = |entry: &&Entry| entry.session() == Some(session);
     let told = |entry: &Entry| {
-        let (fence, left) = match entry.place {
-            Place::Held { fence, expires, .. } => (fence, expires.since(now).min(entry.ttl)),
-            Place::Waiting { leaving: false, .. } => (0, entry.ttl),
+        let fence = match entry.place {
+            Place::Held { fence, .. } => fence,
+            Place::Waiting { leaving: false, .. } => 0,
             _ => return None,
         };
         Some(Told {
@@ -249,7 +249,7 @@ fn own_claims(book: &Book, session: u64, key: AdvisoryKey, now: crate::clock::Mo
             note: entry.note.clone(),
             fence,
             age: now.since(entry.since),
-            left,
+            left: entry.left(now),
         })
     };
     book.on(key).filter(on).filter_map(told).collect()
