@@ -55,7 +55,9 @@ pub trait Engine: fmt::Debug + Send + Sync + 'static {
     /// [`Renewal::limit`], whatever became of the rest.
     async fn renew(&self, renewals: &[Renewal]) -> Result<Vec<Result<Standing>>>;
 
-    /// Gives claims back or takes them out of their lines, and rings those who hold now.
+    /// Gives claims back or takes them out of their lines, and rings those who hold now. Nobody
+    /// claims with such a token again: where a claim may still be on its way, the engine looks for
+    /// it later and takes it out.
     async fn release(&self, keys: &[ClaimKey]) -> Result<Vec<Released>>;
 
     /// As `release` of one claim, on the spot, without a runtime: for leases that are dropped.

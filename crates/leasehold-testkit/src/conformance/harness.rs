@@ -19,6 +19,9 @@ use crate::Worker;
 /// Long enough that no case lives to see it end.
 pub(super) const LONG: Duration = Duration::from_secs(300);
 
+/// A while to wait in vain, in which a store answers on a busy machine too.
+pub(super) const SPAN: Duration = Duration::from_secs(1);
+
 /// A store of one engine, empty and for one case alone.
 #[async_trait]
 pub trait Harness: fmt::Debug + Send + Sync + 'static {

@@ -1,11 +1,10 @@
 //! Entering again: only if asked, counted, and only for the client that holds.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use leasehold::Released;
 
-use super::harness::{Harness, LONG};
+use super::harness::{Harness, LONG, SPAN};
 use super::support::{Outcome, Waiter, soon, until_waiting};
 
 super::cases! {
@@ -92,7 +91,7 @@ async fn reentrant_wait_ends_in_time_behind_its_own_client(lab: Arc<dyn Harness>
     let request = two.claim(name).ttl(LONG).reentrant();
     let mut waiter = Waiter::queue(&one, name, request, 0).await?;
     let mutex = two.mutex(name).ttl(LONG).reentrant();
-    let waited = soon("the end of the wait", mutex.lock_within(Duration::from_millis(50)));
+    let waited = soon("the end of the wait", mutex.lock_within(SPAN));
     assert!(waited.await??.is_none());
     until_waiting(&one, name, 1).await?;
     lease.release().await?;

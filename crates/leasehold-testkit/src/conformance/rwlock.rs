@@ -2,12 +2,11 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use leasehold::error::Invalid;
 use leasehold::{Error, Mode, Released};
 
-use super::harness::{Harness, LONG};
+use super::harness::{Harness, LONG, SPAN};
 use super::support::{Outcome, Waiter, held, line, soon, until, until_waiting};
 
 super::cases! {
@@ -133,8 +132,8 @@ async fn rwlock_refuses_without_waiting(lab: Arc<dyn Harness>) -> Outcome {
     let writer = one.rwlock(name).ttl(LONG).note("writes").write().await?;
     let lock = two.rwlock(name);
     assert!(lock.try_read().await?.is_none() && lock.try_write().await?.is_none());
-    assert!(lock.read_within(Duration::from_millis(1)).await?.is_none());
-    assert!(lock.write_within(Duration::from_millis(1)).await?.is_none());
+    assert!(lock.read_within(SPAN).await?.is_none());
+    assert!(lock.write_within(SPAN).await?.is_none());
     until_waiting(&one, name, 0).await?;
     assert_eq!(line(&two, name).await?.held[0].note.as_str(), "writes");
     assert_eq!(writer.release().await?, Released::Released);
@@ -150,7 +149,7 @@ async fn semaphore_refuses_without_waiting(lab: Arc<dyn Harness>) -> Outcome {
     let permits = two.semaphore(name, 3).ttl(LONG);
     assert_eq!(permits.limit(), 3);
     assert!(permits.try_acquire_many(2).await?.is_none());
-    assert!(permits.acquire_many_within(2, Duration::from_millis(1)).await?.is_none());
+    assert!(permits.acquire_many_within(2, SPAN).await?.is_none());
     until_waiting(&one, name, 0).await?;
     let second = permits.acquire_within(LONG).await?.expect("one is free");
     assert!(second.fence() > lease.fence());
