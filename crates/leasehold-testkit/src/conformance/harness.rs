@@ -80,7 +80,7 @@ impl dyn Harness {
 
     /// A ttl that is renewed in time on a busy machine too.
     pub(super) fn steady(&self) -> Duration {
-        self.ttl_floor().max(Duration::from_millis(1_500))
+        self.ttl_floor().max(Duration::from_millis(2_500))
     }
 
     /// A process of its own that asks for `name`.

@@ -25,8 +25,7 @@ async fn transient_renewal_failures_keep_the_lease(lab: Arc<dyn Harness>) -> Out
     let name = "partition:transient";
     let (one, chaos) = lab.troubled().await?;
     let two = lab.client().await?;
-    // The renewal after a failed one comes late.
-    let lease = one.mutex(name).ttl(lab.steady() * 2).lock().await?;
+    let lease = one.mutex(name).ttl(lab.steady()).lock().await?;
     let fence = lease.fence();
     let begun = Instant::now();
     for _ in 0..3 {
@@ -133,7 +132,7 @@ async fn extension_during_a_renewal_keeps_the_lease(lab: Arc<dyn Harness>) -> Ou
     let name = "partition:extension";
     let (client, chaos) = lab.troubled().await?;
     chaos.next(Verb::Renew, Trouble::HangAfter, 1);
-    let lease = Arc::new(client.mutex(name).ttl(lab.steady() * 2).lock().await?);
+    let lease = Arc::new(client.mutex(name).ttl(lab.steady()).lock().await?);
     soon("a renewal under way", chaos.hanging(1)).await?;
     let extended = tokio::spawn({
         let lease = Arc::clone(&lease);
