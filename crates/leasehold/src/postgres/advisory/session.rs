@@ -192,7 +192,8 @@ impl Session {
         self.answered(self.say(Verb::Wait, key, shared, timeout_ms).await, fence)
     }
 
-    /// Gives a lock back; answers whether it was there. What was written about it goes first.
+    /// Gives a lock back; answers whether it was there. What was written about it goes after it,
+    /// so that whoever waits does not wait for that as well; nobody reads it without the lock.
     pub(super) async fn drop_lock(
         &self,
         key: AdvisoryKey,
@@ -202,7 +203,7 @@ impl Session {
         let asked = async {
             // Polled in this order, so sent in this order, and in one exchange.
             let first = self.say(Verb::Drop, key, shared, None);
-            let ((), answer) = tokio::join!(biased; self.forget(forget), first);
+            let (answer, ()) = tokio::join!(biased; first, self.forget(forget));
             match answer {
                 Err(error) if is_cancelled(&error) => self.say(Verb::Drop, key, shared, None).await,
                 answer => answer,
