@@ -1,14 +1,17 @@
-//! A disk that stalls under one process: what it flushes does not return until the stall ends.
+//! A disk that stalls under one process: what it writes and flushes does not return until the
+//! stall ends.
 //!
-//! `strace` holds up the process's calls of `fsync` and `fdatasync` as they are made. This works
-//! for servers that make these calls without the C library, which a preloaded library cannot reach.
-//! Everything else of the process goes on, only slower: each of its system calls takes a detour.
+//! `strace` holds up the process's calls as they are made. This works for servers that make them
+//! without the C library, which a preloaded library cannot reach. The process goes on otherwise,
+//! only slower: each of its system calls takes a detour.
 //!
-//! Reads, and writes that nobody waits for, do not stall. Nor do processes that the process had
-//! started before.
+//! Reads do not stall, nor files that the process opens later, nor other processes.
 
+use std::collections::BTreeSet;
+use std::ffi::OsStr;
 use std::fs::{self, File};
-use std::path::PathBuf;
+use std::io;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -19,7 +22,10 @@ use crate::folder::Folder;
 use crate::process::{POLL, Process};
 use crate::programs;
 
-/// How long a flush takes: longer than any test, so that a stall ends when it is told to.
+/// What a disk that stalls does not do.
+const CALLS: &str = "write,writev,pwrite64,pwritev,pwritev2,fsync,fdatasync";
+
+/// How long a call takes: longer than any test, so that a stall ends when it is told to.
 const STALL: Duration = Duration::from_secs(3600);
 
 /// Attaching and detaching take milliseconds; more than this is a broken machine.
@@ -36,18 +42,21 @@ pub struct StalledDisk {
 }
 
 impl StalledDisk {
-    /// Stalls the disk for a process with all its threads.
+    /// Stalls the files that a process has open in a folder or below, for all its threads.
     ///
-    /// Returns when every flush that begins from now on waits.
-    pub fn of(pid: u32) -> Result<StalledDisk> {
+    /// Returns when every write and flush of them that begins from now on waits.
+    pub fn of(pid: u32, folder: &Path) -> Result<StalledDisk> {
+        let files = open_files(pid, folder)?;
         let program = programs::find("strace", "strace")?;
         let folder = Folder::new()?;
         let messages = File::create(folder.path().join("messages"));
         let messages = messages.doing(|| "make a file for the messages of `strace`".to_owned())?;
         let mut command = Command::new(program);
         command
-            .args(["--follow-forks", "--trace=fsync,fdatasync", "--signal=none"])
-            .arg(format!("--inject=fsync,fdatasync:delay_enter={}", STALL.as_micros()))
+            .args(["--follow-forks", "--signal=none"])
+            .arg(format!("--trace={CALLS}"))
+            .arg(format!("--inject={CALLS}:delay_enter={}", STALL.as_micros()))
+            .args(files.iter().flat_map(|file| [OsStr::new("--trace-path"), file.as_os_str()]))
             .arg(format!("--attach={pid}"))
             .arg("--output")
             .arg(folder.path().join("calls"))
@@ -60,12 +69,12 @@ impl StalledDisk {
         Ok(stalled)
     }
 
-    /// Whether a flush waits, or has waited, because of the stall.
+    /// Whether a write or flush waits, or has waited, because of the stall.
     pub fn is_felt(&self) -> bool {
         !self.read("calls").is_empty()
     }
 
-    /// Ends the stall; flushes that wait are made now.
+    /// Ends the stall; what waits is done now.
     ///
     /// Returns when nothing of the stall is left.
     pub fn heal(mut self) -> Result<()> {
@@ -79,9 +88,6 @@ impl StalledDisk {
         loop {
             let ended = self.strace.try_wait().doing(|| "look after `strace`".to_owned())?;
             let messages = self.read("messages");
-            if ended.is_some() && tracers(self.pid).is_empty() {
-                return Err(Error::NotRunning { name: format!("process {}", self.pid) });
-            }
             if ended.is_some() {
                 let reason = messages.trim().to_owned();
                 return Err(Error::MayNotTrace { pid: self.pid, reason });
@@ -126,6 +132,23 @@ impl Drop for StalledDisk {
     }
 }
 
+/// The files that a process has open in a folder or below.
+fn open_files(pid: u32, folder: &Path) -> Result<BTreeSet<PathBuf>> {
+    let doing = || format!("stall the disk of process {pid}");
+    let folder = folder.canonicalize().doing(doing)?;
+    let open = fs::read_dir(format!("/proc/{pid}/fd")).doing(doing)?.flatten();
+    // One that was closed meanwhile has no path any more.
+    let paths = open.filter_map(|file| fs::read_link(file.path()).ok());
+    let files: BTreeSet<PathBuf> =
+        paths.filter(|path| path.starts_with(&folder) && path.is_file()).collect();
+    if files.is_empty() {
+        // Without a path, `strace` would hold up every write of the process.
+        let source = io::Error::other(format!("it has no file open in {}", folder.display()));
+        return Err(Error::Io { doing: doing(), source });
+    }
+    Ok(files)
+}
+
 /// Who traces each thread of a process; 0 is nobody.
 fn tracers(pid: u32) -> Vec<u32> {
     let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
@@ -143,33 +166,48 @@ mod tests {
     use super::*;
     use crate::process::is_alive;
     use crate::worker::Worker;
+    use tempfile::TempDir;
 
     const EVENT_MAX: Duration = Duration::from_secs(30);
 
-    /// A program of two threads; one flushes a file when it is told to, the other only answers.
+    /// A program of two threads, which writes to a file in one when it is told to, flushes it in
+    /// the other, and answers in between.
     const PROGRAM: &str = "
-import os, sys, tempfile, threading
-file = tempfile.TemporaryFile()
-go = threading.Event()
+import os, sys, threading
+file, other = [open(name, 'wb', buffering=0) for name in sys.argv[1:]]
 def flush():
-    go.wait()
     os.fsync(file.fileno())
     print('flushed', flush=True)
-threading.Thread(target=flush).start()
+def write():
+    file.write(b'x')
+    print('written', flush=True)
+threads = {}
+def make(name, what):
+    go = threading.Event()
+    threading.Thread(target=lambda: (go.wait(), what()), daemon=True).start()
+    threads[name] = go
+make('flush', flush)
+make('write', write)
 print('ready', flush=True)
 for line in sys.stdin:
-    if line.strip() == 'flush':
-        go.set()
+    if line.strip() in threads:
+        threads[line.strip()].set()
     else:
+        other.write(b'x')
+        os.fsync(other.fileno())
         print('here', flush=True)
 ";
 
-    async fn program() -> Worker {
+    /// The program, with one file in each of two folders. They are in memory, because a true disk
+    /// may take long as well.
+    async fn program() -> (Worker, [TempDir; 2]) {
+        let folders = [(); 2].map(|()| TempDir::new_in("/dev/shm").unwrap());
         let mut command = Command::new(programs::find("python3", "python3").unwrap());
         command.args(["-c", PROGRAM]);
+        command.args(folders.iter().map(|folder| folder.path().join("file")));
         let mut worker = Worker::spawn(command).unwrap();
         worker.wait_for_line("ready", EVENT_MAX).await.unwrap();
-        worker
+        (worker, folders)
     }
 
     async fn felt(stalled: &StalledDisk) {
@@ -180,15 +218,15 @@ for line in sys.stdin:
         }
     }
 
-    /// Stalls the disk while a thread flushes; what the program says then is that it is there,
-    /// and that it has flushed only after the stall has ended.
-    async fn stalls(end: impl FnOnce(StalledDisk)) {
-        let mut worker = program().await;
-        let stalled = StalledDisk::of(worker.pid()).unwrap();
+    /// Stalls the disk while a thread uses it. The program is there meanwhile, with its other
+    /// files, and says `after` only when the stall has ended.
+    async fn stalls((order, after): (&str, &str), end: impl FnOnce(StalledDisk)) {
+        let (mut worker, [folder, _other]) = program().await;
+        let stalled = StalledDisk::of(worker.pid(), folder.path()).unwrap();
         let strace = stalled.strace.id();
-        assert_eq!(tracers(worker.pid()), [strace; 2]);
+        assert_eq!(tracers(worker.pid()), [strace; 3]);
         assert!(!stalled.is_felt());
-        worker.send_line("flush").unwrap();
+        worker.send_line(order).unwrap();
         felt(&stalled).await;
         worker.send_line("are you there?").unwrap();
         let said = worker.next_line(EVENT_MAX).await.unwrap();
@@ -196,41 +234,50 @@ for line in sys.stdin:
         end(stalled);
         assert!(!is_alive(strace));
         let said = worker.next_line(EVENT_MAX).await.unwrap();
-        assert_eq!(said.as_deref(), Some("flushed"));
+        assert_eq!(said.as_deref(), Some(after));
         assert!(tracers(worker.pid()).iter().all(|tracer| *tracer == 0));
     }
 
+    const FLUSH: (&str, &str) = ("flush", "flushed");
+
     #[tokio::test]
     async fn flush_waits_until_the_disk_heals_while_the_program_goes_on() {
-        stalls(|stalled| stalled.heal().unwrap()).await;
+        stalls(FLUSH, |stalled| stalled.heal().unwrap()).await;
+    }
+
+    #[tokio::test]
+    async fn write_waits_until_the_disk_heals_while_the_program_goes_on() {
+        stalls(("write", "written"), |stalled| stalled.heal().unwrap()).await;
     }
 
     #[tokio::test]
     async fn stall_ends_when_it_is_dropped() {
-        stalls(drop).await;
+        stalls(FLUSH, drop).await;
     }
 
     #[tokio::test]
     async fn stall_ends_when_its_tool_is_killed() {
-        stalls(|mut stalled| stalled.strace.kill_group()).await;
+        stalls(FLUSH, |mut stalled| stalled.strace.kill_group()).await;
     }
 
     #[tokio::test]
     async fn process_that_may_not_be_traced_is_an_error_with_advice() {
-        let worker = program().await;
-        let _first = StalledDisk::of(worker.pid()).unwrap();
+        let (worker, [folder, _]) = program().await;
+        let _first = StalledDisk::of(worker.pid(), folder.path()).unwrap();
         // A process has one tracer.
-        let error = StalledDisk::of(worker.pid()).unwrap_err();
+        let error = StalledDisk::of(worker.pid(), folder.path()).unwrap_err();
         assert!(matches!(&error, Error::MayNotTrace { pid, .. } if *pid == worker.pid()));
         let text = error.to_string();
         assert!(text.contains("not permitted") && text.contains("ptrace_scope"), "{text}");
     }
 
     #[tokio::test]
-    async fn process_that_has_ended_has_no_disk_to_stall() {
-        let mut worker = program().await;
+    async fn process_without_a_file_there_has_no_disk_to_stall() {
+        let (mut worker, folders) = program().await;
+        let elsewhere = Folder::new().unwrap();
+        let error = StalledDisk::of(worker.pid(), elsewhere.path()).unwrap_err().to_string();
+        assert!(error.contains("it has no file open in"), "{error}");
         worker.kill().unwrap();
-        let error = StalledDisk::of(worker.pid()).unwrap_err();
-        assert!(matches!(error, Error::NotRunning { .. }), "{error}");
+        assert!(StalledDisk::of(worker.pid(), folders[0].path()).is_err());
     }
 }
