@@ -1,4 +1,5 @@
-//! A leader whose disk alone stalls, the one for its log: the others replace it, and it does not hear of that.
+//! A leader whose disk alone stalls, the one for its log: the others replace it, and it does not
+//! hear of that.
 //!
 //! While it waits for its disk it takes no part in the cluster, but goes on counting the time of
 //! leases and answering clients. Servers before 3.4.31 and 3.5.13 believe it afterwards.
