@@ -1,9 +1,10 @@
 //! `cargo xtask setup`: installs what the tests need on this machine.
 //!
 //! The Debian packages of the servers that the tests start, of the programs that they ask them
-//! with, and of the terminal that they look at. Looks for the files that the packages provide
-//! rather than asking the package manager, so that servers installed in another way count too.
-//! Starting the servers is left to the testkit, the packages of other languages to `interop`.
+//! and stall them with, and of the terminal that they look at. Looks for the files that the
+//! packages provide rather than asking the package manager, so that servers installed in another
+//! way count too. Starting the servers is left to the testkit, the packages of other languages to
+//! `interop`.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -55,6 +56,7 @@ const REQUIREMENTS: &[Requirement] = &[
     Requirement { package: "openssl", needs: Needs::Program("openssl") },
     Requirement { package: "python3", needs: Needs::Program("python3") },
     Requirement { package: "python3-venv", needs: Needs::PythonModules("ensurepip, venv") },
+    Requirement { package: "strace", needs: Needs::Program("strace") },
     Requirement { package: "tmux", needs: Needs::Program("tmux") },
     Requirement { package: "nodejs", needs: Needs::Program("node") },
     Requirement { package: "npm", needs: Needs::Program("npm") },

@@ -99,6 +99,19 @@ pub enum Error {
         seen: String,
     },
 
+    /// The system does not let a process be traced, which is how its disk is stalled.
+    #[error(
+        "cannot stall the disk of process {pid}: {reason}; run the tests as root, or let users \
+         trace their own processes with `sysctl kernel.yama.ptrace_scope=0`; a container also \
+         needs the capability SYS_PTRACE"
+    )]
+    MayNotTrace {
+        /// The process.
+        pid: u32,
+        /// What `strace` said.
+        reason: String,
+    },
+
     /// The operating system refused something.
     #[error("cannot {doing}: {source}")]
     Io {

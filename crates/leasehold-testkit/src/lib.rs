@@ -6,6 +6,7 @@
 //! - [`worker`] runs a program that a crash test stops, continues and kills.
 //! - [`peer`] runs other packages that take locks on the same servers.
 //! - [`clock`] moves and stops the wall clock of a server.
+//! - [`stall`] stalls the disk of a process.
 //! - [`certificates`] makes a private authority and what it signs.
 //! - [`waiting`] awaits events, with a limit that only a test which hangs reaches.
 //! - [`conformance`] is the suite that every engine passes.
@@ -40,6 +41,7 @@ pub mod process;
 mod programs;
 pub mod proxy;
 pub mod servers;
+pub mod stall;
 pub mod waiting;
 pub mod worker;
 
@@ -51,4 +53,5 @@ pub use folder::remove_orphans;
 pub use peer::{Peer, PeerKind};
 pub use proxy::{AfterLoss, Direction, Proxy, Traffic};
 pub use servers::{Etcd, Group, Pgbouncer, Postgres, Redis, SentinelGroup, Server, Zookeeper};
+pub use stall::StalledDisk;
 pub use worker::Worker;

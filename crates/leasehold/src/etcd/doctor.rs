@@ -299,4 +299,25 @@ mod tests {
         }
         assert!(BUGS[0].is_in(Version(3, 5, 2)) && !BUGS[0].is_in(Version(3, 4, 23)));
     }
+
+    #[test]
+    fn the_bug_that_ends_leases_that_live_is_named_until_it_was_fixed() {
+        for (version, has) in [
+            ("3.3.27", true),
+            ("3.4.23", true),
+            ("3.4.30", true),
+            ("3.4.31", false),
+            ("3.5.12", true),
+            ("3.5.13", false),
+            ("3.6.0", false),
+        ] {
+            let status = StatusResponse { version: version.into(), ..StatusResponse::default() };
+            let named = versions(&status).into_iter().any(|finding| {
+                finding.level == Level::Warning
+                    && finding.found.contains("may end leases that are being renewed")
+                    && finding.advice == "update the server"
+            });
+            assert_eq!(named, has, "{version}");
+        }
+    }
 }

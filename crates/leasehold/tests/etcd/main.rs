@@ -12,4 +12,5 @@ mod leases;
 mod network;
 mod restore;
 mod reuse;
+mod stall;
 mod support;

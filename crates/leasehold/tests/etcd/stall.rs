@@ -1,0 +1,165 @@
+//! A leader whose disk alone stalls, the one for its log: the others replace it, and it does not
+//! hear of that.
+//!
+//! While it waits for its disk it takes no part in the cluster, but goes on counting the time of
+//! leases and answering clients. Servers before 3.4.31 and 3.5.13 believe it afterwards.
+
+use std::time::Duration;
+
+use leasehold::{Client, Lease, LeaseState, LostCause, Released};
+use leasehold_testkit::{Group, Server, StalledDisk, Worker};
+
+use super::support::*;
+
+/// Long enough for an election on a busy machine, short enough to run out within a test.
+const TTL: Duration = Duration::from_secs(8);
+
+/// A cluster, whose leader is about to have trouble.
+struct Scene {
+    group: Group,
+    leader: usize,
+}
+
+impl Scene {
+    async fn new() -> Self {
+        let group = cluster().await;
+        let leader = leader(&group);
+        Self { group, leader }
+    }
+
+    fn leader(&self) -> &Server {
+        &self.group.servers()[self.leader]
+    }
+
+    fn others(&self) -> impl Iterator<Item = &Server> {
+        let servers = self.group.servers().iter().enumerate();
+        servers.filter(|(index, _)| *index != self.leader).map(|(_, server)| server)
+    }
+
+    /// The addresses of the others.
+    fn rest(&self) -> String {
+        self.others().map(endpoint).collect::<Vec<_>>().join(",")
+    }
+
+    async fn client_of_the_others(&self) -> Client {
+        client(&format!("etcd://{}", self.rest())).await
+    }
+
+    /// Stalls the disk of the leader; returns when it is felt and another member leads.
+    ///
+    /// Not the database as well: a write to that may be under way, and then the leader answers
+    /// nobody.
+    async fn stall(&self) -> StalledDisk {
+        let pid = self.leader().pid().expect("it runs");
+        let stalled = StalledDisk::of(pid, &self.leader().folder().join("data/member/wal"));
+        let stalled = stalled.expect("a stall");
+        until("a change, and another leader", async || {
+            // The leader wants to write down what changes, and the change waits for the next one.
+            let put = etcdctl(&self.rest()).args(["put", "filler", ""]).output();
+            put.expect("etcdctl").status.success() && stalled.is_felt() && self.is_replaced()
+        })
+        .await;
+        stalled
+    }
+
+    fn is_replaced(&self) -> bool {
+        self.others().any(|server| metric(server, "etcd_server_is_leader") == 1)
+    }
+}
+
+/// Whether `doctor` says that these servers believe a leader that was replaced.
+async fn believes_old_leaders(client: &Client) -> bool {
+    let findings = client.examine().await.expect("an answer");
+    findings.iter().any(|finding| {
+        finding.subject == "version" && finding.found.contains("a leader that was replaced")
+    })
+}
+
+/// The fence of whoever holds.
+async fn fence_in_store(client: &Client, name: &str) -> Option<u64> {
+    let line = client.show(name).await.expect("a line")?;
+    line.held.first().map(|claim| claim.fence)
+}
+
+/// What was lost is not given back in place of what the next one holds.
+async fn harms_nobody(lost: Lease, next: Lease) {
+    assert_ne!(soon("an answer", lost.release()).await.ok(), Some(Released::Released));
+    let before = next.safe_until();
+    until("a renewal", async || {
+        assert!(next.is_held(), "the next was lost as well");
+        next.safe_until() > before
+    })
+    .await;
+    assert_eq!(soon("an answer", next.release()).await.expect("one"), Released::Released);
+}
+
+/// The old leader counts the time of a lease that others renew with the new one, takes it for
+/// expired, and has it ended as soon as its disk is well again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f93_lease_that_a_leader_with_a_stalled_disk_ends_is_lost_at_the_next_renewal() {
+    let scene = Scene::new().await;
+    let [one, two] = [scene.client_of_the_others().await, scene.client_of_the_others().await];
+    let is_believed = believes_old_leaders(&two).await;
+    let lease = one.mutex("stalled").ttl(TTL).lock().await.expect("it is free");
+    let fence = lease.fence();
+    let stalled = scene.stall().await;
+    let begun = lease.safe_until();
+    until("renewals by another leader, and what the old one makes of it", async || {
+        assert_ne!(lease.state(), LeaseState::Lost, "the lease was lost");
+        // Nobody else asks it for anything.
+        let ends_it = metric(scene.leader(), "etcd_server_proposals_pending") > 0;
+        (ends_it || !is_believed) && lease.safe_until().since(begun) > TTL
+    })
+    .await;
+    assert_eq!(fence_in_store(&two, "stalled").await, Some(fence));
+    // It waits with a lease that the old leader has never heard of.
+    let mut waiter = Waiter::start(two.claim("stalled").ttl(TTL));
+    until_waiting(&two, "stalled", 1).await;
+    assert!(lease.is_held() && waiter.is_waiting(), "two hold at once");
+    stalled.heal().expect("no stall");
+    if is_believed {
+        let next = waiter.granted().await;
+        assert!(next.fence() > fence);
+        let known = lease.safe_until();
+        assert_eq!(soon("the loss", lease.lost()).await, LostCause::TakenBy(two.holder().clone()));
+        // One renewal may have been under way; another would have moved it on by more.
+        assert!(lease.safe_until().since(known) < TTL, "it was renewed although it was gone");
+        harms_nobody(lease, next).await;
+        return;
+    }
+    let awake = lease.safe_until();
+    until("two more renewals", async || {
+        assert!(lease.is_held() && waiter.is_waiting(), "these servers keep leases that live");
+        lease.safe_until().since(awake) > TTL
+    })
+    .await;
+    assert_eq!(fence_in_store(&two, "stalled").await, Some(fence));
+    assert_eq!(soon("an answer", lease.release()).await.expect("one"), Released::Released);
+    assert!(waiter.granted().await.fence() > fence);
+}
+
+/// The old leader acknowledges the renewals of its own clients, and the new one hears of none.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f93_renewals_that_only_a_leader_with_a_stalled_disk_hears_of_keep_nothing() {
+    let scene = Scene::new().await;
+    let [one, two] = [client(scene.leader().url()).await, scene.client_of_the_others().await];
+    let is_believed = believes_old_leaders(&two).await;
+    let lease = one.mutex("stalled").ttl(TTL).lock().await.expect("it is free");
+    let ids = lease_ids(scene.leader());
+    let stalled = scene.stall().await;
+    let mut waiter = Waiter::start(two.claim("stalled").ttl(TTL));
+    until_waiting(&two, "stalled", 1).await;
+    if is_believed {
+        let mut keep = etcdctl(&endpoint(scene.leader()));
+        keep.args(["lease", "keep-alive", "--once", &ids[0]]);
+        let said = Worker::spawn(keep).expect("etcdctl").next_line(EVENT_MAX).await;
+        let said = said.expect("a line").expect("a line");
+        assert!(said.contains("keepalived with TTL"), "{said}");
+    }
+    let next = waiter.granted().await;
+    assert_eq!(lease.state(), LeaseState::Lost, "two hold at once");
+    assert_eq!(soon("the loss", lease.lost()).await, LostCause::Unreachable);
+    assert!(next.fence() > lease.fence());
+    stalled.heal().expect("no stall");
+    harms_nobody(lease, next).await;
+}
