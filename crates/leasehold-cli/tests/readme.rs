@@ -199,11 +199,28 @@ fn expect_status(expected: i32, status: i32, output: &str) -> Result<(), String>
     }
 }
 
+/// Waits until so many claims are in line. A reader's machine has started what is in the
+/// background when he has slept; a busy one may need longer.
+const IN_LINE: &str = "in_line() {
+    for _ in $(seq 200); do
+        [ \"$(leasehold list 2>&1 | grep -c -e ' held ' -e ' waits ')\" -ge \"$1\" ] && return 0
+        command sleep 0.05
+    done
+}
+";
+
 /// Runs a transcript in one shell and compares what it prints.
 fn replay(home: &Home, steps: &[Step]) -> Result<(), String> {
-    let mut script = String::new();
+    let mut script = String::from(IN_LINE);
+    let mut claims = 0;
     for step in steps {
         script.push_str(&step.command);
+        if step.command.ends_with('&') {
+            claims += step.command.matches("leasehold ").count();
+        }
+        if claims > 0 && step.command.starts_with("sleep ") {
+            script.push_str(&format!("\nin_line {claims}"));
+        }
         script.push_str("\nstatus=$?; printf '\\036%s\\036' $status; (exit $status)\n");
     }
     script.push_str("wait\n");
