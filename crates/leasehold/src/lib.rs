@@ -80,11 +80,15 @@ mod scheme;
 mod scope;
 mod search;
 mod semaphore;
+#[cfg(feature = "zookeeper")]
+mod socket;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
 mod tenure;
 #[cfg(any(feature = "postgres", feature = "zookeeper"))]
 mod tls;
+#[cfg(feature = "zookeeper")]
+mod wheel;
 mod witness;
 #[cfg(feature = "zookeeper")]
 pub mod zookeeper;

@@ -1,7 +1,7 @@
 //! What drives a session: the connection to one server, then to the next.
 //!
-//! Everything here runs on the sessions' own thread. What a session is to its users is in
-//! `session.rs`.
+//! Everything here is one task of the sessions' own thread, which callers push on. What a session
+//! is to its users is in `session.rs`.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -10,12 +10,12 @@ use std::time::Duration;
 
 use rand::seq::SliceRandom as _;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
 use crate::clock::{Clock, Moment, SystemClock};
 use crate::error::Result;
+use crate::socket::Socket;
 
 use super::connection::{Connection, Stop, Stream, cut, framed, take_frame};
 use super::lock;
@@ -144,11 +144,11 @@ impl Driver {
         host: &str,
         port: u16,
     ) -> Result<Connection, Stop> {
-        let stream = TcpStream::connect((host, port)).await.map_err(cut)?;
-        stream.set_nodelay(true).map_err(cut)?;
+        let socket = Socket::connect(host, port).await.map_err(cut)?;
+        let watched = socket.watched();
         let mut stream: Box<dyn Stream> = match &servers.tls {
-            None => Box::new(stream),
-            Some(tls) => Box::new(tls.connect(host, stream).await.map_err(cut)?),
+            None => Box::new(socket),
+            Some(tls) => Box::new(tls.connect(host, socket).await.map_err(cut)?),
         };
         let wanted = lock(&self.shared.control).timeout;
         let timeout_ms = i32::try_from(wanted.as_millis()).unwrap_or(i32::MAX);
@@ -187,6 +187,7 @@ impl Driver {
             together: 0,
         };
         connection.log_in(servers, &self.secret).await.map_err(cut)?;
+        *lock(&self.shared.watched) = watched;
         self.shared.status.send_modify(|status| {
             (status.id, status.password) = (welcome.session, welcome.password.clone());
             (status.timeout, status.connected) = (timeout, true);

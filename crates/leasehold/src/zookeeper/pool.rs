@@ -80,6 +80,12 @@ impl Pool {
 
     /// The session for claims that live for `ttl`.
     pub(super) async fn session(&self, ttl: Duration) -> Result<Arc<Session>> {
+        let session = self.opened(ttl).await?;
+        session.attend();
+        Ok(session)
+    }
+
+    async fn opened(&self, ttl: Duration) -> Result<Arc<Session>> {
         let (span, seat) = self.seat(timeout_for(ttl));
         if let Some(session) = seat.alive() {
             return Ok(session);
@@ -116,7 +122,7 @@ impl Pool {
         let open = lock(&self.seats).values().find_map(|seat| seat.alive());
         match open {
             Some(session) => Ok(session),
-            None => self.session(Ttl::DEFAULT.get()).await,
+            None => self.opened(Ttl::DEFAULT.get()).await,
         }
     }
 

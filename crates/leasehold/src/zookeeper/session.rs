@@ -15,11 +15,14 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
+use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio::time::timeout;
 
 use crate::clock::Moment;
 use crate::error::{Error, Result};
+use crate::socket::Watched;
+use crate::wheel::Wheel;
 
 use super::driver::Driver;
 use super::lock;
@@ -74,6 +77,7 @@ pub(super) struct Asked {
 /// A session as its users have it.
 pub(super) struct Session {
     requests: mpsc::Sender<Asked>,
+    driver: Arc<Wheel>,
     shared: Arc<Shared>,
 }
 
@@ -86,6 +90,8 @@ pub(super) struct Shared {
     /// The latest instant until which the ensemble was proven to keep the session.
     pub(super) proven: AtomicU64,
     pub(super) listener: Mutex<Option<Weak<dyn Listener>>>,
+    /// The present connection.
+    pub(super) watched: Mutex<Watched>,
 }
 
 /// What is wanted of a session.
@@ -164,12 +170,13 @@ impl Session {
             status: watch::Sender::new(status),
             proven: AtomicU64::new(0),
             listener: Mutex::new(None),
+            watched: Mutex::default(),
         });
-        let session = Session { requests, shared: Arc::clone(&shared) };
         let secret = format!("leasehold:{:032x}", rand::random::<u128>());
         let keep = Keep::default();
-        let driver = Driver { shared, queue, keep, secret, seen: 0, once };
-        home()?.spawn(driver.run());
+        let driver = Driver { shared: Arc::clone(&shared), queue, keep, secret, seen: 0, once };
+        let driver = Wheel::start(home()?, driver.run());
+        let session = Session { requests, driver, shared };
         session.until(|status| status.connected).await?;
         Ok(session)
     }
@@ -177,6 +184,11 @@ impl Session {
     /// Says who is to hear what the session hears.
     pub(super) fn listen(&self, listener: Weak<dyn Listener>) {
         *lock(&self.shared.listener) = Some(listener);
+    }
+
+    /// Lets the present runtime see for itself what comes from the server.
+    pub(super) fn attend(&self) {
+        lock(&self.shared.watched).push_on_arrival(&self.driver);
     }
 
     /// Waits until the session is as wanted, for as long as a request may take.
@@ -243,8 +255,15 @@ impl Session {
         let (reply, answer) = oneshot::channel();
         let limit = self.limit();
         let until = tokio::time::Instant::now() + limit;
-        match timeout(limit, self.requests.send(Asked { request, line, reply })).await {
-            Ok(Ok(())) => Ok(Sent { session: self, answer, until }),
+        let sent = Sent { session: self, answer, until };
+        let asked = Asked { request, line, reply };
+        let asked = match self.driver.push_with(|| self.requests.try_send(asked)) {
+            Ok(()) => return Ok(sent),
+            Err(TrySendError::Closed(_)) => return Err(self.error(&Trouble::Ended)),
+            Err(TrySendError::Full(asked)) => asked,
+        };
+        match timeout(limit, self.requests.send(asked)).await {
+            Ok(Ok(())) => Ok(sent),
             Ok(Err(_)) => Err(self.error(&Trouble::Ended)),
             Err(_) => Err(self.error(&Trouble::Cut("too many requests wait".into()))),
         }

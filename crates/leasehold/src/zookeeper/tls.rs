@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use rustls::pki_types::ServerName;
-use tokio::net::TcpStream;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
@@ -29,11 +29,11 @@ impl Tls {
         Ok(Tls(TlsConnector::from(Arc::new(client_config(files, &NAMES)?))))
     }
 
-    pub(super) async fn connect(
+    pub(super) async fn connect<S: AsyncRead + AsyncWrite + Unpin>(
         &self,
         host: &str,
-        stream: TcpStream,
-    ) -> std::io::Result<TlsStream<TcpStream>> {
+        stream: S,
+    ) -> std::io::Result<TlsStream<S>> {
         let name = ServerName::try_from(host.to_owned()).map_err(std::io::Error::other)?;
         self.0.connect(name, stream).await
     }
