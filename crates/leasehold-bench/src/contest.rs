@@ -9,6 +9,7 @@ use std::time::Duration;
 use crate::Result;
 use crate::machine::now;
 use crate::stats::{Grant, HandOffs};
+use crate::work::Work;
 use crate::worker::{ARGUMENT, Way};
 
 /// Between the signal to start and the start: all workers must have read it by then.
@@ -71,8 +72,9 @@ pub(crate) struct Contest {
     /// Processes, and tasks in each of them.
     pub(crate) workers: usize,
     pub(crate) tasks: usize,
-    /// How long each one keeps the lock, busily.
+    /// How long each one keeps the lock, and how.
     pub(crate) hold: Duration,
+    pub(crate) work: Work,
     pub(crate) window: Duration,
 }
 
@@ -93,7 +95,8 @@ impl Contest {
     pub(crate) fn round(&self) -> Result<Round> {
         let hold_ns = self.hold.as_nanos().to_string();
         let tasks = self.tasks.to_string();
-        let arguments = ["contend", self.way.word(), &self.target, &hold_ns, &tasks];
+        let (way, work) = (self.way.word(), self.work.word());
+        let arguments = ["contend", way, &self.target, work, &hold_ns, &tasks];
         let mut workers = Vec::new();
         for _ in 0..self.workers {
             workers.push(Worker::start(&arguments)?);

@@ -16,6 +16,7 @@ mod report;
 mod scenarios;
 mod scratch;
 mod stats;
+mod work;
 mod worker;
 
 use std::process::ExitCode;

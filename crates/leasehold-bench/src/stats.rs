@@ -92,6 +92,8 @@ pub(crate) struct HandOffs {
     pub(crate) jain: Option<f64>,
     /// How much of the time the lock was held, from 0 to 1.
     pub(crate) held_share: f64,
+    /// How long a holder held, on average.
+    pub(crate) hold_ns: f64,
 }
 
 impl HandOffs {
@@ -124,6 +126,7 @@ impl HandOffs {
             overlaps,
             jain: jain(&shares),
             held_share: held as f64 / span.max(1) as f64,
+            hold_ns: held as f64 / grants.len().max(1) as f64,
         }
     }
 }
@@ -200,6 +203,7 @@ mod tests {
         assert_eq!((seen.grants, seen.given_back, seen.overlaps), (4, 0, 0));
         assert_eq!(seen.jain, Some(1.0));
         assert!((seen.held_share - 0.34).abs() < 1e-9);
+        assert!((seen.hold_ns - 85.0).abs() < 1e-9);
     }
 
     #[test]

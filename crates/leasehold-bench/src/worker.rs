@@ -19,6 +19,7 @@ use crate::Result;
 use crate::machine::{self, now, own_cpu};
 use crate::raw;
 use crate::raw::postgres::Session;
+use crate::work::Work;
 
 /// The first argument of a worker.
 pub(crate) const ARGUMENT: &str = "worker";
@@ -32,6 +33,9 @@ const POLL_EVERY: Duration = Duration::from_millis(10);
 /// Room for the grants of one round, so that the list does not grow while it is measured. Holding
 /// takes microseconds and a round less than a second, so it is never full.
 const GRANTS_ROOM: usize = 20_000;
+
+/// What a worker does with the lock, and for how long.
+type Hold = (Work, Duration);
 
 /// How a worker gets the lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,8 +67,8 @@ impl Way {
 pub(crate) fn run(arguments: &[String]) -> Result<()> {
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match words[..] {
-        ["contend", way, target, hold_ns, tasks] => {
-            let hold = Duration::from_nanos(hold_ns.parse()?);
+        ["contend", way, target, work, hold_ns, tasks] => {
+            let hold = (Work::of(work)?, Duration::from_nanos(hold_ns.parse()?));
             contend(way_of(way)?, target, hold, tasks.parse()?)
         }
         ["queue", url, tasks] => queue(url, tasks.parse()?),
@@ -188,7 +192,7 @@ impl Lock {
 
 /// Takes the lock again and again between two instants that the parent names, in so many tasks
 /// of one thread.
-fn contend(way: Way, target: &str, hold: Duration, tasks: usize) -> Result<()> {
+fn contend(way: Way, target: &str, hold: Hold, tasks: usize) -> Result<()> {
     runtime()?.block_on(async {
         let lock = Lock::open(way, target, tasks).await?;
         let (start, stop) = rendezvous()?;
@@ -211,7 +215,7 @@ fn contend(way: Way, target: &str, hold: Duration, tasks: usize) -> Result<()> {
 
 /// What one task saw until `stop`: order, queued, granted, released of each grant. And how often
 /// it had the lock, the last time after `stop` included.
-async fn grants(lock: &Lock, hold: Duration, stop: u64) -> Result<(Vec<[u64; 4]>, usize)> {
+async fn grants(lock: &Lock, (work, hold): Hold, stop: u64) -> Result<(Vec<[u64; 4]>, usize)> {
     let (mut seen, mut cycles) = (Vec::with_capacity(GRANTS_ROOM), 0);
     while now() < stop {
         let (held, queued) = lock.take().await?;
@@ -220,10 +224,7 @@ async fn grants(lock: &Lock, hold: Duration, stop: u64) -> Result<(Vec<[u64; 4]>
             Held::Lease(lease) => lease.fence(),
             Held::File | Held::Session(_) => granted,
         };
-        let until = granted + hold.as_nanos() as u64;
-        while now() < until {
-            std::hint::spin_loop();
-        }
+        work.run(hold).await?;
         let released = now();
         lock.give_back(held).await?;
         cycles += 1;

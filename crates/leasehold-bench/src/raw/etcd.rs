@@ -18,6 +18,7 @@ use super::{CHANNEL, END};
 use crate::Result;
 use crate::machine::now;
 use crate::stats::Samples;
+use crate::work::Work;
 
 #[derive(Clone, PartialEq, Message)]
 struct Put {
@@ -97,9 +98,9 @@ impl Etcd {
 }
 
 /// How long it takes from a put to a watcher in another process.
-pub(crate) async fn wake(url: &str) -> Result<Samples> {
+pub(crate) async fn wake(url: &str, work: Work) -> Result<Samples> {
     let etcd = Etcd::connect(url).await?;
-    super::wake("etcd", url, async |word| etcd.put(CHANNEL, word).await).await
+    super::wake(("etcd", url), work, async |word| etcd.put(CHANNEL, word).await).await
 }
 
 pub(super) async fn listen(url: &str) -> Result<Vec<u64>> {

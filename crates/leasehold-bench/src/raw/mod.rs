@@ -14,6 +14,7 @@ use crate::Result;
 use crate::contest::Worker;
 use crate::machine::now;
 use crate::stats::Samples;
+use crate::work::Work;
 
 /// Where words are sent that only wake somebody.
 pub(crate) const CHANNEL: &str = "bench_wake";
@@ -24,21 +25,21 @@ pub(crate) const END: &str = "end";
 /// How often in a round something is timed that is done now and then.
 const TIMES: usize = 200;
 
-/// How long a worker keeps the lock, busily. What a hand-off is compared with is done as often.
+/// How long a worker keeps the lock. What a hand-off is compared with is done as often.
 pub(crate) const HOLD: Duration = Duration::from_millis(1);
 
 /// How long it takes from a word that is sent to its arrival in another process, which listens
-/// at the store of that kind.
+/// at the store of that kind. Between two of them the sender works.
 pub(crate) async fn wake(
-    kind: &str,
-    url: &str,
+    (kind, url): (&str, &str),
+    work: Work,
     mut send: impl AsyncFnMut(&str) -> Result<()>,
 ) -> Result<Samples> {
     let mut listener = Worker::start(&["listen", kind, url])?;
     listener.ready()?;
     let mut sent = Vec::with_capacity(TIMES);
     for _ in 0..TIMES {
-        pause();
+        work.run(HOLD).await?;
         sent.push(now());
         send("wake").await?;
     }
@@ -51,24 +52,19 @@ pub(crate) async fn wake(
     Ok(Samples::new(came.iter().zip(&sent).map(|(came, sent)| came - sent).collect()))
 }
 
-/// Times what is done once a millisecond.
-pub(crate) async fn paced(mut step: impl AsyncFnMut() -> Result<()>) -> Result<Samples> {
+/// Times what is done once a millisecond, between which there is work.
+pub(crate) async fn paced(
+    work: Work,
+    mut step: impl AsyncFnMut() -> Result<()>,
+) -> Result<Samples> {
     let mut spans = Vec::with_capacity(TIMES);
     for _ in 0..TIMES {
-        pause();
+        work.run(HOLD).await?;
         let begun = now();
         step().await?;
         spans.push(now() - begun);
     }
     Ok(Samples::new(spans))
-}
-
-/// Keeps a core busy, as the holder of a lock does.
-fn pause() {
-    let until = now() + HOLD.as_nanos() as u64;
-    while now() < until {
-        std::hint::spin_loop();
-    }
 }
 
 /// Listens until the end, and hands over when each word came.

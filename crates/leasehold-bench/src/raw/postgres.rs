@@ -11,6 +11,7 @@ use super::{CHANNEL, END, paced};
 use crate::Result;
 use crate::machine::now;
 use crate::stats::Samples;
+use crate::work::Work;
 
 /// How long the server may take to see that a client has gone.
 const GONE_LIMIT: Duration = Duration::from_secs(10);
@@ -36,12 +37,12 @@ impl Postgres {
 }
 
 /// How long it takes from a NOTIFY to a listener in another process. Nothing is flushed.
-pub(crate) async fn wake(url: &str) -> Result<Samples> {
+pub(crate) async fn wake(url: &str, work: Work) -> Result<Samples> {
     let postgres = Postgres::connect(url).await?;
     let client = &postgres.client;
     client.batch_execute("SET synchronous_commit = off").await?;
     let notify = client.prepare("SELECT pg_notify($1, $2)").await?;
-    let samples = super::wake("postgres", url, async |word| {
+    let samples = super::wake(("postgres", url), work, async |word| {
         client.execute(&notify, &[&CHANNEL, &word]).await?;
         Ok(())
     })
@@ -73,7 +74,7 @@ pub(super) async fn listen(url: &str) -> Result<Vec<u64>> {
 }
 
 /// How long a statement takes that changes one row, without a flush.
-pub(crate) async fn statement(url: &str) -> Result<Samples> {
+pub(crate) async fn statement(url: &str, work: Work) -> Result<Samples> {
     let postgres = Postgres::connect(url).await?;
     let client = &postgres.client;
     client
@@ -84,7 +85,7 @@ pub(crate) async fn statement(url: &str) -> Result<Samples> {
         )
         .await?;
     let update = client.prepare("UPDATE bench_one SET n = n + 1 WHERE id = 1").await?;
-    let samples = paced(async || {
+    let samples = paced(work, async || {
         client.execute(&update, &[]).await?;
         Ok(())
     })

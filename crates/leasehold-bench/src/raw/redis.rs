@@ -7,11 +7,12 @@ use super::{CHANNEL, END};
 use crate::Result;
 use crate::machine::now;
 use crate::stats::Samples;
+use crate::work::Work;
 
 /// How long it takes from a PUBLISH to a subscriber in another process.
-pub(crate) async fn wake(url: &str) -> Result<Samples> {
+pub(crate) async fn wake(url: &str, work: Work) -> Result<Samples> {
     let mut publisher = redis::Client::open(url)?.get_connection()?;
-    super::wake("redis", url, async |word| {
+    super::wake(("redis", url), work, async |word| {
         Ok(redis::cmd("PUBLISH").arg(CHANNEL).arg(word).exec(&mut publisher)?)
     })
     .await

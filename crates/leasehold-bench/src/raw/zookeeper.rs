@@ -16,6 +16,7 @@ use super::CHANNEL;
 use crate::Result;
 use crate::machine::now;
 use crate::stats::Samples;
+use crate::work::Work;
 
 const CREATE: i32 = 1;
 const DELETE: i32 = 2;
@@ -163,11 +164,11 @@ fn channel() -> String {
 }
 
 /// How long it takes from a change of a node to a watcher in another process.
-pub(crate) async fn wake(url: &str) -> Result<Samples> {
+pub(crate) async fn wake(url: &str, work: Work) -> Result<Samples> {
     let zookeeper = ZooKeeper::connect(url).await?;
     let path = channel();
     zookeeper.create(&path, true).await?;
-    super::wake("zookeeper", url, async |word| match word {
+    super::wake(("zookeeper", url), work, async |word| match word {
         super::END => zookeeper.delete(&path).await,
         _ => zookeeper.ask(Frame::request(SET_DATA, &path).bytes(word.as_bytes()).number(-1)).await,
     })

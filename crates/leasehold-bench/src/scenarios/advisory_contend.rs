@@ -7,16 +7,17 @@
 use leasehold_testkit::servers::Postgres;
 
 use crate::Result;
-use crate::contender::{Contender, Role, take_turns};
-use crate::contest::Contest;
+use crate::contender::{Contender, Outcome, Role, take_turns};
+use crate::contest::{Contest, Round};
 use crate::progress::Progress;
 use crate::raw::HOLD;
 use crate::report::{Report, times};
 use crate::scenarios::Setting;
 use crate::scenarios::advisory_pair::advisory_url;
-use crate::scenarios::hand_off::{PROCESSES, TASKS, long_window};
+use crate::scenarios::hand_off::{PROCESSES, TASKS, window};
 use crate::scenarios::hand_off_table::{HandOffTable, exclusion_target};
 use crate::stats::{Samples, median, ratio_of_rounds};
+use crate::work::Work;
 use crate::worker::Way;
 
 const RAW: &str = "pg_advisory_lock + unlock";
@@ -25,23 +26,40 @@ const MOST: f64 = 1.1;
 
 pub(crate) fn run(setting: &Setting, progress: &mut Progress) -> Result<Report> {
     let server = Postgres::new().fsync(true).start_blocking()?;
-    let ours = Contest {
-        way: Way::Line,
-        target: advisory_url(server.url()),
-        workers: PROCESSES,
-        tasks: TASKS,
-        hold: HOLD,
-        window: long_window(setting),
-    };
-    let raw = Contest { way: Way::Advisory, target: server.url().to_owned(), ..ours.clone() };
-    let contenders = vec![
-        Contender::new(Role::Ours, "leasehold", move || ours.round()),
-        Contender::new(Role::Limit, RAW, move || raw.round()),
-    ];
+    let mut contenders = Vec::new();
+    for work in [Work::Awaited, Work::Computed] {
+        let ours = Contest {
+            way: Way::Line,
+            target: advisory_url(server.url()),
+            workers: PROCESSES,
+            tasks: TASKS,
+            hold: HOLD,
+            work,
+            window: window(setting),
+        };
+        let raw = Contest { way: Way::Advisory, target: server.url().to_owned(), ..ours.clone() };
+        contenders.push(Contender::new(Role::Ours, "leasehold", move || ours.round()));
+        contenders.push(Contender::new(Role::Limit, RAW, move || raw.round()));
+    }
     let outcomes = take_turns(contenders, setting.either(3, 12), progress)?;
-    let (mut report, mut table) = (Report::default(), HandOffTable::new(RAW, "raw"));
-    let seen = table.add(&outcomes, PROCESSES * TASKS, HOLD.as_nanos() as u64);
-    table.finish(&mut report);
+    let (awaited, computed) = outcomes.split_at(outcomes.len() / 2);
+    let mut report = Report::default();
+    let table = |what: &str, outcomes: &[Outcome<Round>]| {
+        let mut table = HandOffTable::new(what, RAW, "raw");
+        let seen = table.add(outcomes, PROCESSES * TASKS, HOLD.as_nanos() as u64);
+        (table, seen)
+    };
+    let (waiting, seen) = table("hand-off, holders wait", awaited);
+    let (computing, seen_computing) = table("hand-off, holders compute", computed);
+    waiting.put(&mut report);
+    computing.finish(&mut report);
+    targets(&mut report, awaited);
+    let overlaps = seen[0].overlaps + seen_computing[0].overlaps;
+    exclusion_target(&mut report, "advisory locks", overlaps);
+    Ok(report)
+}
+
+fn targets(report: &mut Report, outcomes: &[Outcome<Round>]) {
     let spans = |at: usize| -> Vec<Samples> {
         outcomes[at].rounds.iter().map(|round| round.hand_offs.spans.clone()).collect()
     };
@@ -53,6 +71,4 @@ pub(crate) fn run(setting: &Setting, progress: &mut Progress) -> Result<Report> 
         let met = ratio.is_some_and(|ratio| ratio <= MOST);
         report.target(what, format!("at most {MOST} × raw"), times(ratio), met);
     }
-    exclusion_target(&mut report, "advisory locks", seen[0].overlaps);
-    Ok(report)
 }

@@ -10,13 +10,13 @@ use crate::progress::Progress;
 use crate::raw::etcd::{proposals, wake};
 use crate::report::Report;
 use crate::scenarios::Setting;
-use crate::scenarios::hand_off::{self, Counter, HandOff, Limit, Targets, long_window};
+use crate::scenarios::hand_off::{self, Counter, HandOff, Limit, Targets};
 
 pub(crate) fn run(setting: &Setting, progress: &mut Progress) -> Result<Report> {
     let server = Etcd::new().fsync(true).start_blocking()?;
     let server = &server;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let wake = move || runtime.block_on(wake(server.url()));
+    let wake = move |work| runtime.block_on(wake(server.url(), work));
     let count = Box::new(move || proposals(server));
     let hand_off = HandOff {
         store: "etcd",
@@ -25,7 +25,6 @@ pub(crate) fn run(setting: &Setting, progress: &mut Progress) -> Result<Report> 
         limits: vec![Limit::new("one wake-up (W)", wake)],
         measure: "W",
         counter: Counter { what: "proposals", count, look: 0 },
-        window: long_window(setting),
         targets: Targets {
             p50_max: Some(1.5),
             p99_max: Some(5.0),

@@ -22,9 +22,10 @@ pub(crate) struct Seen {
 }
 
 impl HandOffTable {
-    pub(crate) fn new(base: &'static str, base_label: &'static str) -> Self {
+    /// A table of what, beside which contender.
+    pub(crate) fn new(what: &str, base: &'static str, base_label: &'static str) -> Self {
         let ratio = format!("to {base_label}");
-        let head = ["hand-off", "role", "workers", "hold", "hand-offs", "p50", "p99", "max"];
+        let head = [what, "role", "workers", "hold", "hand-offs", "p50", "p99", "max"];
         let tail = ["given back", "Jain", "held", "CPU"];
         let head = head.into_iter().map(str::to_owned).chain([ratio]);
         let table = Table::new(head.chain(tail.map(str::to_owned)));
@@ -78,6 +79,11 @@ impl HandOffTable {
             share(cores),
         ]);
         seen
+    }
+
+    /// Puts the table into the report.
+    pub(crate) fn put(self, report: &mut Report) {
+        report.table(self.table);
     }
 
     /// Puts the table into the report, with how to read it.

@@ -37,7 +37,7 @@ pub(crate) fn run(setting: &Setting, progress: &mut Progress) -> Result<Report> 
     let window = Duration::from_millis(setting.either(50, 200));
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    let (mut report, mut table) = (Report::default(), HandOffTable::new(BARE, "tokio"));
+    let (mut report, mut table) = (Report::default(), HandOffTable::new("hand-off", BARE, "tokio"));
     let mut overlaps = 0;
     let mut lines = Vec::new();
     for workers in WORKERS {

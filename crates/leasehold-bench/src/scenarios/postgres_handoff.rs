@@ -18,9 +18,7 @@ use crate::raw::disk::flush;
 use crate::raw::postgres::{connections, flushes, statement, wake};
 use crate::report::{Report, Table};
 use crate::scenarios::Setting;
-use crate::scenarios::hand_off::{
-    self, Counter, HandOff, Limit, Served, Targets, long_window, until_waiting,
-};
+use crate::scenarios::hand_off::{self, Counter, HandOff, Limit, Served, Targets, until_waiting};
 use crate::worker::NAME;
 
 /// Tasks of one process that wait at a time.
@@ -42,13 +40,12 @@ pub(crate) fn run(setting: &Setting, progress: &mut Progress) -> Result<Report> 
         url: url.to_owned(),
         poll_url: format!("{url}?schema=poll"),
         limits: vec![
-            Limit::new("one NOTIFY wake-up", move || runtime.block_on(wake(url))),
-            Limit::new("one flush", move || runtime.block_on(flush(&page))),
-            Limit::new("one statement", move || runtime.block_on(statement(url))),
+            Limit::new("one NOTIFY wake-up", move |work| runtime.block_on(wake(url, work))),
+            Limit::new("one flush", move |work| runtime.block_on(flush(&page, work))),
+            Limit::new("one statement", move |work| runtime.block_on(statement(url, work))),
         ],
         measure: "the sum",
         counter: Counter { what: "flushes", count, look: 0 },
-        window: long_window(setting),
         targets: Targets {
             p50_max: Some(1.0),
             cycle_max: 1,

@@ -4,8 +4,6 @@
 //! The measure is W, the time this Redis takes to wake one subscriber in another process: no lock
 //! that is woken by Redis can be quicker.
 
-use std::time::Duration;
-
 use leasehold_testkit::servers::Redis;
 
 use crate::Result;
@@ -19,7 +17,7 @@ pub(crate) fn run(setting: &Setting, progress: &mut Progress) -> Result<Report> 
     let server = Redis::new().start_blocking()?;
     let server = &server;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let wake = move || runtime.block_on(wake(server.url()));
+    let wake = move |work| runtime.block_on(wake(server.url(), work));
     let count = Box::new(move || scripts_run(server));
     let hand_off = HandOff {
         store: "Redis",
@@ -28,7 +26,6 @@ pub(crate) fn run(setting: &Setting, progress: &mut Progress) -> Result<Report> 
         limits: vec![Limit::new("one wake-up (W)", wake)],
         measure: "W",
         counter: Counter { what: "commands", count, look: 1 },
-        window: Duration::from_millis(setting.either(300, 600)),
         targets: Targets {
             p50_max: Some(1.5),
             p99_max: Some(4.0),

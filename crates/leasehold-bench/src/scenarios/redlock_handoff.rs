@@ -13,7 +13,7 @@ use crate::progress::Progress;
 use crate::raw::redis::{scripts_run, wake};
 use crate::report::Report;
 use crate::scenarios::Setting;
-use crate::scenarios::hand_off::{self, Counter, HandOff, Limit, Served, Targets, long_window};
+use crate::scenarios::hand_off::{self, Counter, HandOff, Limit, Served, Targets};
 
 const SERVERS: usize = 3;
 
@@ -24,7 +24,7 @@ pub(crate) fn run(setting: &Setting, progress: &mut Progress) -> Result<Report> 
     let group = Redis::new().start_many_blocking(SERVERS)?;
     let group = &group;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let wake = move || runtime.block_on(wake(group.servers()[0].url()));
+    let wake = move |work| runtime.block_on(wake(group.servers()[0].url(), work));
     let count = Box::new(move || group.servers().iter().map(scripts_run).sum());
     let hand_off = HandOff {
         store: "Redlock on 3",
@@ -33,7 +33,6 @@ pub(crate) fn run(setting: &Setting, progress: &mut Progress) -> Result<Report> 
         limits: vec![Limit::new("one wake-up by one server (W)", wake)],
         measure: "W",
         counter: Counter { what: "commands", count, look: SERVERS as u64 },
-        window: long_window(setting),
         targets: Targets {
             cycle_max: 9,
             held_min: Some(0.85),

@@ -12,6 +12,7 @@ use crate::progress::Progress;
 use crate::report::{Report, span};
 use crate::scenarios::Setting;
 use crate::scenarios::hand_off_table::{HandOffTable, Seen, exclusion_target};
+use crate::work::Work;
 use crate::worker::Way;
 
 const WORKERS: [usize; 3] = [2, 4, 8];
@@ -22,12 +23,14 @@ const P99_MAX_NS: u64 = 1_000_000;
 
 pub(crate) fn run(setting: &Setting, progress: &mut Progress) -> Result<Report> {
     let window = Duration::from_millis(setting.either(200, 400));
-    let (mut report, mut table) = (Report::default(), HandOffTable::new(FLOCK, "flock"));
+    let (mut report, mut table) =
+        (Report::default(), HandOffTable::new("hand-off", FLOCK, "flock"));
     let mut ours = Vec::new();
     for hold in HOLDS {
         for workers in WORKERS {
             let target = setting.scratch.sqlite("handoff.db");
-            let line = Contest { way: Way::Line, target, workers, tasks: 1, hold, window };
+            let (way, work) = (Way::Line, Work::Computed);
+            let line = Contest { way, target, workers, tasks: 1, hold, work, window };
             let poll = Contest {
                 way: Way::Poll,
                 target: setting.scratch.sqlite("poll.db"),

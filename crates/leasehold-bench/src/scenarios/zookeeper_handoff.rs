@@ -11,13 +11,13 @@ use crate::progress::Progress;
 use crate::raw::zookeeper::{requests, wake};
 use crate::report::Report;
 use crate::scenarios::Setting;
-use crate::scenarios::hand_off::{self, Counter, HandOff, Limit, Targets, long_window};
+use crate::scenarios::hand_off::{self, Counter, HandOff, Limit, Targets};
 
 pub(crate) fn run(setting: &Setting, progress: &mut Progress) -> Result<Report> {
     let server = Zookeeper::new().fsync(true).start_blocking()?;
     let server = &server;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let wake = move || runtime.block_on(wake(server.url()));
+    let wake = move |work| runtime.block_on(wake(server.url(), work));
     let count = Box::new(move || requests(server));
     let hand_off = HandOff {
         store: "ZooKeeper",
@@ -26,7 +26,6 @@ pub(crate) fn run(setting: &Setting, progress: &mut Progress) -> Result<Report> 
         limits: vec![Limit::new("one wake-up (W)", wake)],
         measure: "W",
         counter: Counter { what: "requests", count, look: 0 },
-        window: long_window(setting),
         targets: Targets { p50_max: Some(1.5), cycle_max: 4, ..Targets::default() },
     };
     hand_off::run(setting, progress, hand_off)

@@ -1,10 +1,9 @@
 //! What the turns of a hand-off say: a table, and which targets they meet.
 
-use super::{HOLD, PROCESSES, QUEUE, Served, TASKS, Targets, Turn};
+use super::{PROCESSES, QUEUE, Served, TASKS, Targets, Turn};
 use crate::contender::{Outcome, Role};
 use crate::contest::Round;
 use crate::report::{Report, Table, digits, span, times};
-use crate::scenarios::hand_off_table::exclusion_target;
 use crate::stats::{Samples, median, ratio_of_rounds};
 
 /// What a server does now and then whoever asks, spread over the cycles of a round.
@@ -35,6 +34,22 @@ fn pooled(limit: &Outcome<Turn>) -> Samples {
     }))
 }
 
+/// How often two held at a time, whoever they were.
+pub(super) fn overlaps(outcomes: &[Outcome<Turn>]) -> usize {
+    let turns = outcomes.iter().flat_map(|outcome| &outcome.rounds);
+    turns
+        .map(|turn| match turn {
+            Turn::Contest { round, .. } => round.hand_offs.overlaps,
+            Turn::Limit(_) | Turn::Queue { .. } => 0,
+        })
+        .sum()
+}
+
+/// The sum of the limits.
+fn measured(limits: &[Outcome<Turn>]) -> Option<u64> {
+    limits.iter().map(|limit| pooled(limit).p50()).sum()
+}
+
 fn at_most(value: Option<f64>, most: f64) -> bool {
     value.is_some_and(|value| value <= most)
 }
@@ -49,6 +64,8 @@ pub(super) struct Findings {
     pub(super) measure: &'static str,
     /// What the server counts.
     pub(super) what: &'static str,
+    /// What holders do.
+    pub(super) holders: &'static str,
     pub(super) targets: Targets,
     /// The measure in each round.
     pub(super) limits: Vec<Samples>,
@@ -56,15 +73,34 @@ pub(super) struct Findings {
 
 /// What the rounds of a contest say together.
 struct Seen {
+    spans: Samples,
     p50: Option<f64>,
     p99: Option<f64>,
     count: Option<f64>,
     given_back: String,
     is_given_back: bool,
-    overlaps: usize,
     jain: Option<f64>,
     held: Option<f64>,
+    /// How long a holder held.
+    hold_ns: Option<f64>,
     stall_ns: u64,
+}
+
+impl Seen {
+    fn row(&self, outcome: &Outcome<Turn>) -> [String; 10] {
+        [
+            outcome.name.clone(),
+            outcome.role.word().into(),
+            span(self.spans.p50()),
+            span(self.spans.p99()),
+            times(self.p50),
+            times(self.p99),
+            count_text(self.count),
+            self.given_back.clone(),
+            three(self.jain),
+            percent(self.held),
+        ]
+    }
 }
 
 fn three(value: Option<f64>) -> String {
@@ -80,9 +116,15 @@ fn count_text(count: Option<f64>) -> String {
 }
 
 impl Findings {
-    pub(super) fn report(&self, limits: &[Outcome<Turn>], others: &[Outcome<Turn>]) -> Report {
-        let mut report = Report::default();
-        let head = ["hand-off", "role", "p50", "p99"].map(str::to_owned);
+    /// Puts the table into the report.
+    pub(super) fn table(
+        &self,
+        report: &mut Report,
+        limits: &[Outcome<Turn>],
+        others: &[Outcome<Turn>],
+    ) {
+        let what = format!("hand-off, holders {}", self.holders);
+        let head = [what.as_str(), "role", "p50", "p99"].map(str::to_owned);
         let ratios = ["p50", "p99"].map(|what| format!("{what} to {}", self.measure));
         let tail = ["given back", "Jain", "held"].map(str::to_owned);
         let counted = format!("{} a cycle", self.what);
@@ -93,27 +135,37 @@ impl Findings {
             let blank = std::iter::repeat_with(String::new).take(6);
             table.row(known.into_iter().chain([span(all.p99())]).chain(blank));
         }
-        let measure: Option<u64> = limits.iter().map(|limit| pooled(limit).p50()).sum();
-        let mut queue = None;
+        let measure = measured(limits);
         for outcome in others {
-            match outcome.rounds.first() {
-                Some(Turn::Queue { .. }) => queue = Some(outcome),
-                _ => {
-                    let seen = self.row(&mut table, outcome, measure);
-                    if outcome.role == Role::Ours {
-                        self.contest_targets(&mut report, &seen);
+            if let Some(seen) = self.seen(outcome, measure) {
+                table.row(seen.row(outcome));
+            }
+        }
+        report.table(table);
+    }
+
+    /// Puts what was promised into the report, and what came of it.
+    pub(super) fn targets(
+        &self,
+        report: &mut Report,
+        limits: &[Outcome<Turn>],
+        others: &[Outcome<Turn>],
+    ) {
+        let measure = measured(limits);
+        for outcome in others.iter().filter(|outcome| outcome.role == Role::Ours) {
+            match self.seen(outcome, measure) {
+                Some(seen) => self.contest_targets(report, &seen),
+                None => {
+                    if let Some(served) = self.targets.queue {
+                        self.queue_targets(report, outcome, served, measure);
                     }
                 }
             }
         }
-        report.table(table);
-        if let (Some(outcome), Some(served)) = (queue, self.targets.queue) {
-            self.queue_targets(&mut report, outcome, served, measure);
-        }
-        report
     }
 
-    fn row(&self, table: &mut Table, outcome: &Outcome<Turn>, measure: Option<u64>) -> Seen {
+    /// What a contest's rounds say; `None` of what is not a contest.
+    fn seen(&self, outcome: &Outcome<Turn>, measure: Option<u64>) -> Option<Seen> {
         let rounds: Vec<(&Round, f64)> = outcome
             .rounds
             .iter()
@@ -122,36 +174,27 @@ impl Findings {
                 _ => None,
             })
             .collect();
+        if rounds.is_empty() {
+            return None;
+        }
         let each = || rounds.iter().map(|(round, _)| &round.hand_offs);
         let spans: Vec<Samples> = each().map(|round| round.spans.clone()).collect();
         let all = Samples::pooled(&spans);
         let given_back: usize = each().map(|round| round.given_back).sum();
         let grants: usize = each().map(|round| round.grants).sum();
         let overrun_ns = rounds.iter().map(|(round, _)| round.overrun_ns).max().unwrap_or(0);
-        let seen = Seen {
+        Some(Seen {
             p50: ratio_of_rounds(&spans, &self.limits),
             p99: all.p99().zip(measure).map(|(p99, measure)| p99 as f64 / measure as f64),
             count: median(rounds.iter().map(|(_, count)| *count)),
             given_back: format!("{given_back} of {grants}"),
             is_given_back: given_back > 0,
-            overlaps: each().map(|round| round.overlaps).sum(),
             jain: median(each().filter_map(|round| round.jain)),
             held: median(each().map(|round| round.held_share)),
+            hold_ns: median(each().map(|round| round.hold_ns)),
             stall_ns: all.percentile(100.0).unwrap_or(0).max(overrun_ns),
-        };
-        table.row([
-            outcome.name.clone(),
-            outcome.role.word().into(),
-            span(all.p50()),
-            span(all.p99()),
-            times(seen.p50),
-            times(seen.p99),
-            count_text(seen.count),
-            seen.given_back.clone(),
-            three(seen.jain),
-            percent(seen.held),
-        ]);
-        seen
+            spans: all,
+        })
     }
 
     fn contest_targets(&self, report: &mut Report, seen: &Seen) {
@@ -182,8 +225,8 @@ impl Findings {
             let met = at_least(seen.held, least);
             // What it would be if each hand-off took no more than a wake-up.
             let wake = median(self.limits.iter().filter_map(|limit| Some(limit.p50()? as f64)));
-            let hold = HOLD.as_nanos() as f64;
-            let ceiling = percent(wake.map(|wake| hold / (hold + wake)));
+            let ceiling = wake.zip(seen.hold_ns).map(|(wake, hold)| hold / (hold + wake));
+            let ceiling = percent(ceiling);
             let measured = format!("{} (ceiling: {ceiling})", percent(seen.held));
             report.target(what("held share"), target, measured, met);
         }
@@ -193,7 +236,6 @@ impl Findings {
             let met = seen.stall_ns <= most_ns;
             report.target(what("longest stall"), target, span(Some(seen.stall_ns)), met);
         }
-        exclusion_target(report, store, seen.overlaps);
     }
 
     fn queue_targets(
@@ -253,12 +295,13 @@ mod tests {
     }
 
     #[test]
-    fn targets_are_those_that_were_promised_and_exclusion() {
+    fn targets_are_those_that_were_promised() {
         let hand_offs = crate::stats::HandOffs {
             spans: Samples::new(vec![620]),
             grants: 100,
             held_share: 0.9,
             jain: Some(1.0),
+            overlaps: 2,
             ..Default::default()
         };
         let round = Round { hand_offs, cores: 1.0, cycles: 100, overrun_ns: 5_000_000 };
@@ -275,8 +318,12 @@ mod tests {
             ..Targets::default()
         };
         let (store, measure, what) = ("Store", "W", "requests");
-        let findings = Findings { store, measure, what, targets, limits: sums(&limits) };
-        let report = findings.report(&limits, &[contest]);
+        let holders = "wait";
+        let findings = Findings { store, measure, what, holders, targets, limits: sums(&limits) };
+        let mut report = Report::default();
+        let contests = [contest];
+        findings.targets(&mut report, &limits, &contests);
+        assert_eq!(overlaps(&contests), 2);
         let seen: Vec<(&str, &str, bool)> = report
             .targets()
             .iter()
@@ -288,7 +335,6 @@ mod tests {
                 ("Store, 16 workers: hand-off p50", "2.00 ×", false),
                 ("Store, 16 workers: requests a cycle", "2.04", true),
                 ("Store, 16 workers: longest stall", "5.00 ms", false),
-                ("Store: one holder at a time", "0 overlaps", true),
             ]
         );
     }

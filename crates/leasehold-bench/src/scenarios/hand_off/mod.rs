@@ -2,10 +2,13 @@
 //! lock for a millisecond, and 200 waiters who want it once.
 //!
 //! What the store needs to wake somebody is measured in the same run, and is what hand-offs are
-//! compared with. Which targets there are is left to each store's scenario.
+//! compared with. Which targets there are is left to each store's scenario. They are about workers
+//! that wait for something while they hold; with workers that compute all of it is measured again,
+//! and shown below.
 
 mod findings;
 
+use std::rc::Rc;
 use std::time::Duration;
 
 use leasehold::engine::Query;
@@ -18,9 +21,11 @@ use crate::progress::Progress;
 use crate::raw::HOLD;
 use crate::report::Report;
 use crate::scenarios::Setting;
+use crate::scenarios::hand_off_table::exclusion_target;
 use crate::stats::Samples;
+use crate::work::Work;
 use crate::worker::{NAME, Way};
-use findings::{Findings, sums};
+use findings::{Findings, overlaps, sums};
 
 pub(crate) const PROCESSES: usize = 4;
 /// In each of them.
@@ -28,9 +33,9 @@ pub(crate) const TASKS: usize = 4;
 /// Waiters that want the lock once.
 const QUEUE: usize = 200;
 
-/// The window for a store whose hand-offs take a millisecond and more: with fewer than 16 grants
-/// each, equal shares can differ by so much in one grant that Jain's index is below its target.
-pub(crate) fn long_window(setting: &Setting) -> Duration {
+/// How long the workers contend in a round: with fewer than 16 grants each, equal shares can differ
+/// by so much in one grant that Jain's index is below its target.
+pub(crate) fn window(setting: &Setting) -> Duration {
     Duration::from_millis(setting.either(600, 1_500))
 }
 
@@ -46,20 +51,24 @@ pub(crate) struct HandOff<'a> {
     /// What that sum is called.
     pub(crate) measure: &'static str,
     pub(crate) counter: Counter<'a>,
-    /// How long the workers contend in a round.
-    pub(crate) window: Duration,
     pub(crate) targets: Targets,
 }
 
 /// One thing that a hand-off cannot do without, and how it is measured.
 pub(crate) struct Limit<'a> {
     name: &'static str,
-    round: Box<dyn FnMut() -> Result<Samples> + 'a>,
+    round: Rc<dyn Fn(Work) -> Result<Samples> + 'a>,
 }
 
 impl<'a> Limit<'a> {
-    pub(crate) fn new(name: &'static str, round: impl FnMut() -> Result<Samples> + 'a) -> Self {
-        Self { name, round: Box::new(round) }
+    pub(crate) fn new(name: &'static str, round: impl Fn(Work) -> Result<Samples> + 'a) -> Self {
+        Self { name, round: Rc::new(round) }
+    }
+
+    /// It, done by somebody who works like that in between.
+    fn contender(&self, work: Work) -> Contender<'a, Turn> {
+        let round = Rc::clone(&self.round);
+        Contender::new(Role::Limit, self.name, move || round(work).map(Turn::Limit))
     }
 }
 
@@ -111,34 +120,58 @@ pub(crate) fn run(
     progress: &mut Progress,
     hand_off: HandOff<'_>,
 ) -> Result<Report> {
-    let HandOff { store, url, poll_url, limits, measure, counter, window, targets } = hand_off;
-    let limits_count = limits.len();
+    let HandOff { store, url, poll_url, limits, measure, counter, targets } = hand_off;
     let (url, counter) = (&url, &counter);
-    let contest = Contest {
-        way: Way::Line,
-        target: url.clone(),
+    let contest = |way, target: &str, work| Contest {
+        way,
+        target: target.to_owned(),
         workers: PROCESSES,
         tasks: TASKS,
         hold: HOLD,
-        window,
+        work,
+        window: window(setting),
     };
-    let poll = Contest { way: Way::Poll, target: poll_url, ..contest.clone() };
-    let mut contenders: Vec<Contender<'_, Turn>> = Vec::new();
-    for Limit { name, mut round } in limits {
-        contenders.push(Contender::new(Role::Limit, name, move || round().map(Turn::Limit)));
-    }
-    contenders.push(Contender::new(Role::Ours, "leasehold", move || contend(counter, &contest)));
+    let ours = |name, work| {
+        let contest = contest(Way::Line, url, work);
+        Contender::new(Role::Ours, name, move || contend(counter, &contest))
+    };
+    let [awaited, computed] =
+        [Work::Awaited, Work::Computed].map(|work| limits.iter().map(move |l| l.contender(work)));
+    let mut contenders: Vec<Contender<'_, Turn>> = awaited.collect();
+    contenders.push(ours("leasehold", Work::Awaited));
     if targets.queue.is_some() {
         let counter = targets.grant_max.map(|_| counter);
         let round = move || queue(counter, url);
         contenders.push(Contender::new(Role::Ours, "leasehold, 200 waiters", round));
     }
+    let poll = contest(Way::Poll, &poll_url, Work::Awaited);
     let round = move || contend(counter, &poll);
     contenders.push(Contender::new(Role::Rival, "asking every 10 ms", round));
+    let awaiting = contenders.len();
+    contenders.extend(computed);
+    contenders.push(ours("leasehold", Work::Computed));
+
     let outcomes = take_turns(contenders, setting.either(3, 12), progress)?;
-    let (limits, others) = outcomes.split_at(limits_count);
-    let findings = Findings { store, measure, what: counter.what, targets, limits: sums(limits) };
-    Ok(findings.report(limits, others))
+    let two_held = overlaps(&outcomes);
+    let (awaiting, computing) = outcomes.split_at(awaiting);
+    let mut report = Report::default();
+    for (holders, outcomes) in [("wait", awaiting), ("compute", computing)] {
+        let (limits, others) = outcomes.split_at(limits.len());
+        let findings = Findings {
+            store,
+            measure,
+            what: counter.what,
+            holders,
+            targets: targets.clone(),
+            limits: sums(limits),
+        };
+        findings.table(&mut report, limits, others);
+        if holders == "wait" {
+            findings.targets(&mut report, limits, others);
+        }
+    }
+    exclusion_target(&mut report, store, two_held);
+    Ok(report)
 }
 
 /// A round, and what a cycle of it costs. What workers cost when they start, all at once, and end
