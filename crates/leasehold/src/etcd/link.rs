@@ -29,6 +29,7 @@ use super::crowd::Crowd;
 use super::failure;
 use super::mailbox::Mailbox;
 use super::settings::Login;
+use super::transport;
 use super::wire::{LeaseRequest, LeaseResponse, LoginRequest, LoginResponse};
 use super::wire::{TxnRequest, TxnResponse, WatchCreate, WatchRequest, WatchResponse};
 
@@ -332,7 +333,8 @@ impl Links {
 
     async fn bare(&self, member: usize) -> Result<Grpc<Channel>, Status> {
         let desk = self.desk();
-        let channel = desk.channels[member].get_or_init(|| self.members[member].connect_lazy());
+        let channel =
+            desk.channels[member].get_or_init(|| transport::channel(&self.members[member]));
         let mut grpc = Grpc::new(channel.clone()).max_decoding_message_size(ANSWER_BYTES_MAX);
         grpc.ready().await.map_err(|error| Status::unavailable(error.to_string()))?;
         Ok(grpc)

@@ -31,6 +31,7 @@ mod settings;
 mod slots;
 mod sums;
 mod survey;
+mod transport;
 mod wire;
 
 use std::sync::{Arc, Mutex};

@@ -91,7 +91,6 @@ fn member(host: &Host, connect: Duration, tls: Option<&ClientTlsConfig>) -> Resu
     let endpoint = Endpoint::from_shared(format!("{scheme}://{host}"))
         .map_err(|_| url_error("a host is none"))?
         .connect_timeout(connect)
-        .tcp_nodelay(true)
         .http2_keep_alive_interval(PING_EVERY)
         .keep_alive_timeout(PING_ANSWER);
     match tls {
