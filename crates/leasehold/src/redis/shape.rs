@@ -6,7 +6,7 @@ use redis::aio::PubSubStream;
 use redis::cluster::{ClusterClient, ClusterClientBuilder};
 use redis::{
     AsyncConnectionConfig, Client, ConnectionAddr, ConnectionInfo, IntoConnectionInfo,
-    RedisConnectionInfo, RedisError, RedisResult, TlsCertificates,
+    RedisConnectionInfo, RedisError, RedisResult, TlsCertificates, io::tcp::TcpSettings,
 };
 
 use crate::address::{Host, Secret};
@@ -16,6 +16,11 @@ use super::link::Connection;
 /// A failure of ours in the driver's clothes.
 pub(super) fn unreachable(cause: &str) -> RedisError {
     std::io::Error::new(std::io::ErrorKind::TimedOut, cause.to_owned()).into()
+}
+
+/// What is sent goes out at once, and not when the one before was answered.
+fn at_once() -> TcpSettings {
+    TcpSettings::default().set_nodelay(true)
 }
 
 /// Who to log in as.
@@ -79,7 +84,8 @@ impl Way {
 
     fn info(&self, address: ConnectionAddr) -> RedisResult<ConnectionInfo> {
         let settings = self.login.settings(self.database);
-        Ok(address.into_connection_info()?.set_redis_settings(settings))
+        let info = address.into_connection_info()?.set_tcp_settings(at_once());
+        Ok(info.set_redis_settings(settings))
     }
 
     async fn connect(&self, client: &Client) -> RedisResult<redis::aio::MultiplexedConnection> {
@@ -126,7 +132,8 @@ impl Shape {
         let nodes = seeds.iter().map(|seed| seed.get_connection_info().clone());
         let mut builder = ClusterClientBuilder::new(nodes)
             .connection_timeout(way.limits.connect)
-            .response_timeout(way.limits.answer);
+            .response_timeout(way.limits.answer)
+            .tcp_settings(at_once());
         if let Some(certificates) = &way.tls {
             builder = builder.certs(certificates.clone());
         }

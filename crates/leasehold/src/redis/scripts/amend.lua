@@ -11,16 +11,17 @@ local time = redis.call('TIME')
 -- @line
 
 open(token)
-local place, text
+local text
 if form == 'alone' and alone_token == token then
   text = alone_claim
 elseif known and known_since then
-  place, text = parted(known)
+  text = known
 else
   local holder, label = first()
   return { 'out', expired, holder, label }
 end
 
+local place = place_of(token, text)
 local head, has, middle, note =
   string.match(text, '^(%d+\n%d+\n)(%d+)(\n%x+\n%x*\n[^\n]*\n)(.*)$')
 local wants = ARGV[3] == '' and has or ARGV[3]
@@ -38,16 +39,13 @@ if wants == has then
   if form == 'alone' then
     call('SET', LINE, token .. '\n' .. text, 'KEEPTTL')
   else
-    call('HSET', LINE, token, place .. '\n' .. text)
+    call('HSET', LINE, token, text)
   end
   tell('amended', text)
   return { 'done', expired }
 end
 
-if form == 'alone' then
-  unfold()
-  place = parted(call('HGET', LINE, token))
-end
+if form == 'alone' then unfold() end
 local lapses = call('ZSCORE', EXPIRY, token)
 call('ZREM', ORDER, place)
 enter(token, text, lapses)

@@ -56,20 +56,17 @@ if exclusive and holding and sub(way, -4) == 'join' then
     local count = redis.call('ZCARD', KEYS[3])
     local dead = redis.call('ZRANGEBYSCORE', KEYS[4], '-inf', '(' .. now, 'LIMIT', '0', '1')
     if #dead == 0 and count < 10000 then
-      local before = redis.call('ZRANGE', KEYS[3], '-4', '-1')
-      for i, place in ipairs(before) do before[i] = sub(place, 21, 52) end
-      local last = 0
-      for _, lapses in ipairs(redis.call('ZMSCORE', KEYS[4], unpack(before))) do
-        last = math.max(last, tonumber(lapses))
-      end
+      -- Everybody is before it, and the last of them to lapse lets it hold.
+      local last = redis.call('ZREVRANGE', KEYS[4], '0', '0', 'WITHSCORES')[2]
       local fence = number()
       local text = fence .. '\n' .. now .. '\n' .. text_behind
       local place = sub('0000000000000000000' .. fence, -20) .. token .. sub(text_behind, 45, 76)
         .. '4294967295'
-      local patience = string.match(way, ' (%d+) join$')
-      redis.call('HSET', KEYS[2], token, place .. '\n' .. text)
+      local patience = string.match(way, '^x %d+ %d+ (%d+)')
+      redis.call('HSET', KEYS[2], token, text)
       redis.call('ZADD', KEYS[3], '0', place)
-      redis.call('ZADD', KEYS[4], now + patience, token)
+      redis.call('ZADD', KEYS[4], string.format('%d', now + patience), token)
+      -- Not left to heartbeats: in a busy line nobody waits for long enough to send one.
       if redis.call('PTTL', KEYS[2]) < patience + 300000 then
         for i = 2, 4 do redis.call('PEXPIRE', KEYS[i], patience + 600000) end
       end

@@ -26,9 +26,9 @@ end
 if form == 'line' then
   for _, place in ipairs(n > 0 and call('ZRANGE', ORDER, 0, n - 1) or {}) do
     local token = token_of(place)
-    local _, text = parted(call('HGET', LINE, token))
+    local text = call('HGET', LINE, token)
     take(text)
-    remove(token, place, true)
+    remove(token, text, true)
   end
   settle()
 end

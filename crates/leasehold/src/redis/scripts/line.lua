@@ -6,8 +6,8 @@
 --         exclusive lease, or SHARED while there are others. Its expiry is the lease's.
 --       2 line: a string while one exclusive lease is alone (token, newline, claim), a hash when
 --         there is a line: `cap` its capacity, `n` how many claims hold, `u` their units, `h`
---         what it has put at the lock key, TOKEN -> place, newline, claim, and `g:TOKEN` -> since
---         when it holds, for those who do
+--         what it has put at the lock key, TOKEN -> claim, and `g:TOKEN` -> since when it holds,
+--         for those who do
 --       3 order: the place of every claim, sorted as text
 --       4 expiry: TOKEN -> when it lapses
 --       5 fence, where a number may be needed: the last that was given out in this slot; never
@@ -45,7 +45,7 @@ local cap, n, u = 0, 0, 0
 local alone_token, alone_claim
 -- Whether somebody else's value is at the lock key, or this line's.
 local foreign, ours = false, false
--- What the hash has of the claim that this is about: its place and text, and since when it holds.
+-- What the hash has of the claim that this is about: its text, and since when it holds.
 local known, known_since
 -- How many leases were found expired.
 local expired = 0
@@ -55,10 +55,10 @@ local function token_of(place) return sub(place, 21, 52) end
 local function mailbox_of(place) return sub(place, 53, 84) end
 local function units_of(place) return tonumber(sub(place, 85)) end
 
--- Place and text in a field of the hash.
-local function parted(entry)
-  local at = string.find(entry, '\n', 85, true)
-  return sub(entry, 1, at - 1), sub(entry, at + 1)
+-- The place of a claim.
+local function place_of(token, text)
+  local fence, units, mailbox = string.match(text, '^(%d+)\n%d+\n(%d+)\n%x+\n(%x*)\n')
+  return string.rep('0', 20 - #fence) .. fence .. token .. mailbox .. units
 end
 
 -- The holder's id and label in a claim's text.
@@ -74,7 +74,8 @@ local function tell(kind, text, reason)
 end
 
 -- Takes a claim out of the hash. `held` says whether it was among those who hold.
-local function remove(token, place, held)
+local function remove(token, text, held)
+  local place = place_of(token, text)
   if held then
     n = n - 1
     u = u - units_of(place)
@@ -85,15 +86,14 @@ local function remove(token, place, held)
 end
 
 local function expire(token)
-  local entry, since = unpack(call('HMGET', LINE, token, 'g:' .. token))
-  if not entry then
+  local text, since = unpack(call('HMGET', LINE, token, 'g:' .. token))
+  if not text then
     -- A companion that was evicted must not make the others unusable.
     call('ZREM', EXPIRY, token)
     return
   end
-  local place, text = parted(entry)
   if since then expired = expired + 1 end
-  remove(token, place, since)
+  remove(token, text, since)
   tell('expired', text)
 end
 
@@ -115,7 +115,7 @@ local function settle()
     if u + units > cap then break end
     n = n + 1
     u = u + units
-    local _, text = parted(call('HGET', LINE, token))
+    local text = call('HGET', LINE, token)
     if units == ALL and cap == ALL then
       call('SET', LOCK, token, 'PXAT', call('ZSCORE', EXPIRY, token))
       call('HSET', LINE, 'n', '1', 'u', sub(place, 85), 'h', token, 'g:' .. token, now_text)
@@ -125,8 +125,9 @@ local function settle()
       shared = true
     end
     told = true
-    call('PUBLISH', 'leasehold:mailbox:' .. mailbox_of(place), sub(place, 1, 52))
     tell('granted', text)
+    -- The bell is last: a server writes first to those it had something to say to last.
+    call('PUBLISH', 'leasehold:mailbox:' .. mailbox_of(place), sub(place, 1, 52))
   end
   if shared then mark() end
   if n == 0 and call('ZCARD', ORDER) == 0 then
@@ -193,10 +194,8 @@ end
 
 -- Puts a claim into the hash. `lapses` is an instant.
 local function enter(token, text, lapses)
-  local fence, units, mailbox = string.match(text, '^(%d+)\n%d+\n(%d+)\n%x+\n(%x*)\n')
-  local place = string.rep('0', 20 - #fence) .. fence .. token .. mailbox .. units
-  call('HSET', LINE, token, place .. '\n' .. text)
-  call('ZADD', ORDER, '0', place)
+  call('HSET', LINE, token, text)
+  call('ZADD', ORDER, '0', place_of(token, text))
   call('ZADD', EXPIRY, lapses, token)
 end
 
@@ -257,18 +256,17 @@ local function first()
   if form == 'none' then return '', '' end
   if form == 'alone' then return who(alone_claim) end
   local place = call('ZRANGE', ORDER, 0, 0)[1]
-  local _, text = parted(call('HGET', LINE, token_of(place)))
-  return who(text)
+  return who(call('HGET', LINE, token_of(place)))
 end
 
 -- Starts a claim's time anew, and says how it stands.
 local function refresh(token, ttl, patience)
-  local place, text = parted(known)
   local span = tonumber(known_since and ttl or patience)
   call('ZADD', EXPIRY, now + span, token)
   keep(span)
-  local fence = string.match(text, '^%d+')
+  local fence = string.match(known, '^%d+')
   if not known_since then
+    local place = place_of(token, known)
     local ahead = call('ZRANK', ORDER, place)
     return { 'queued', ahead + (foreign and 1 or 0), retry(ahead, units_of(place)), expired, fence }
   end

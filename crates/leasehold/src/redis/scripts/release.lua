@@ -32,10 +32,10 @@ if holding == token then
       redis.call('ZREM', KEYS[4], token)
       redis.call('HDEL', KEYS[2], token, 'g:' .. token)
       redis.call('HSET', KEYS[2], 'h', heir, 'g:' .. heir, now)
+      redis.call('PUBLISH', ARGV[1],
+        KEYS[1] .. '\0released\n' .. left .. '\0granted\n' .. came)
+      -- The bell is last: a server writes first to those it had something to say to last.
       redis.call('PUBLISH', 'leasehold:mailbox:' .. sub(next, 53, 84), sub(next, 1, 52))
-      local events = KEYS[1] .. '\0released\n' .. sub(left, #mine + 2)
-        .. '\0granted\n' .. sub(came, #next + 2)
-      redis.call('PUBLISH', ARGV[1], events)
       return 1
     end
   end
@@ -46,9 +46,8 @@ local time = redis.call('TIME')
 
 open(token)
 if known then
-  local place, text = parted(known)
-  remove(token, place, known_since)
-  tell(known_since and 'released' or 'left', text)
+  remove(token, known, known_since)
+  tell(known_since and 'released' or 'left', known)
   settle()
   return { 'released', expired }
 end

@@ -39,7 +39,7 @@ for from = 1, #places, 1000 do
   local lapses = redis.call('ZMSCORE', KEYS[4], unpack(tokens))
   for i, token in ipairs(tokens) do
     answer[#answer + 1] = token
-    answer[#answer + 1] = string.sub(texts[i], string.find(texts[i], '\n', 1, true) + 1)
+    answer[#answer + 1] = texts[i]
     answer[#answer + 1] = string.format('%.0f', lapses[i])
     answer[#answer + 1] = since[i] or ''
   end

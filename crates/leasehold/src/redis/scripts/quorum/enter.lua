@@ -27,6 +27,39 @@ if call('EXISTS', KEYS[2]) == 0 and call('SET', KEYS[1], token, 'NX', 'PX', ARGV
   return { 'holds', us, vote, tonumber(ARGV[5]) }
 end
 
+-- The usual way with others before it: somebody holds, and nobody in line is dead.
+if way == 'join' then
+  local head, known = unpack(call('HMGET', KEYS[2], 'h', token))
+  local count = call('ZCARD', KEYS[3])
+  local live = head and not known and redis.pcall('GET', KEYS[1]) == head and count < 10000
+  local dead = live and call('ZRANGEBYSCORE', KEYS[4], '-inf', '(' .. now_text, 'LIMIT', '0', '1')
+  if live and #dead == 0 then
+    local sub = string.sub
+    local place = sub(entry, 1, 84)
+    call('HSET', KEYS[2], token, entry, 'o:' .. ARGV[2], token)
+    call('ZADD', KEYS[3], '0', place)
+    local rank, wait = call('ZRANK', KEYS[3], place), call('PTTL', KEYS[1])
+    local better = rank > 0 or sub(call('HGET', KEYS[2], head) or place, 1, 84) < place
+    local lapses = {}
+    if rank == count and rank > 0 then
+      -- It is behind everybody.
+      lapses[1] = call('ZRANGE', KEYS[4], '0', '0', 'REV', 'WITHSCORES')[2]
+    elseif rank > 0 then
+      local before = call('ZRANGE', KEYS[3], math.max(rank - 4, 0), rank - 1)
+      for i, other in ipairs(before) do before[i] = sub(other, 21, 52) end
+      lapses = call('ZMSCORE', KEYS[4], unpack(before))
+    end
+    for _, at in ipairs(lapses) do wait = at and math.max(wait, at - now) or wait end
+    call('ZADD', KEYS[4], string.format('%d', now + ARGV[6]), token)
+    for i = 2, 3 do
+      if call('PTTL', KEYS[i]) < ARGV[6] + GRACE_MS / 2 then
+        for k = 2, 4 do call('PEXPIRE', KEYS[k], ARGV[6] + GRACE_MS) end
+      end
+    end
+    return { 'waits', us, rank + 1, better and 1 or 0, wait }
+  end
+end
+
 -- @line
 
 open()
