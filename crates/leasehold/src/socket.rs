@@ -155,3 +155,127 @@ impl AsyncWrite for Socket {
         Poll::Ready(self.stream.shutdown(Shutdown::Write))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+    use std::sync::mpsc::sync_channel;
+    use std::time::Duration;
+
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::sync::mpsc;
+
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_secs(10);
+
+    /// An engine's thread, with a task that passes on what its connection reads.
+    struct Engine {
+        home: Handle,
+        wheel: Arc<Wheel>,
+        watched: Watched,
+        read: mpsc::Receiver<u8>,
+        server: TcpStream,
+        end: Option<std::sync::mpsc::SyncSender<()>>,
+    }
+
+    impl Engine {
+        fn new() -> Self {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            let runtime = runtime.expect("a runtime");
+            let home = runtime.handle().clone();
+            let (end, ended) = sync_channel::<()>(1);
+            std::thread::spawn(move || {
+                let end = tokio::task::spawn_blocking;
+                runtime.block_on(async move {
+                    drop(end(move || ended.recv()).await);
+                });
+            });
+            let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+            let port = listener.local_addr().expect("an address").port();
+            let (told, tell) = sync_channel(1);
+            let (pass_on, read) = mpsc::channel(64);
+            let wheel = Wheel::start(&home, async move {
+                let mut socket = Socket::connect("127.0.0.1", port).await.expect("connected");
+                told.send(socket.watched()).expect("the test waits");
+                while let Ok(byte) = socket.read_u8().await {
+                    socket.write_u8(byte + 1).await.expect("room");
+                    if pass_on.send(byte).await.is_err() || byte == END {
+                        return;
+                    }
+                }
+            });
+            let watched = tell.recv_timeout(LIMIT).expect("connected");
+            let (server, _) = listener.accept().expect("a connection");
+            server.set_read_timeout(Some(LIMIT)).expect("a limit");
+            Self { home, wheel, watched, read, server, end: Some(end) }
+        }
+
+        /// Keeps the engine's thread from doing anything until what is returned is dropped.
+        fn hold_up(&self) -> std::sync::mpsc::SyncSender<()> {
+            let (go_on, held) = sync_channel::<()>(1);
+            let (ready, is_held) = sync_channel::<()>(1);
+            self.home.spawn(async move {
+                ready.send(()).expect("the test waits");
+                held.recv().expect_err("nothing is sent");
+            });
+            is_held.recv_timeout(LIMIT).expect("it is held up");
+            go_on
+        }
+
+        fn say(&mut self, byte: u8) {
+            self.server.write_all(&[byte]).expect("it is sent");
+        }
+
+        fn heard(&mut self) -> Option<u8> {
+            let mut answer = [0];
+            self.server.read_exact(&mut answer).ok().map(|()| answer[0])
+        }
+    }
+
+    impl Drop for Engine {
+        fn drop(&mut self) {
+            drop(self.end.take());
+        }
+    }
+
+    /// What ends the task.
+    const END: u8 = 99;
+
+    #[tokio::test]
+    async fn what_comes_is_read_by_a_runtime_that_watches_while_the_engines_thread_is_held_up() {
+        let mut engine = Engine::new();
+        engine.watched.push_on_arrival(&engine.wheel);
+        // Twice is once.
+        engine.watched.push_on_arrival(&engine.wheel);
+        let held = engine.hold_up();
+        for byte in 1..=20 {
+            engine.say(byte);
+            let read = tokio::time::timeout(LIMIT, engine.read.recv()).await;
+            assert_eq!(read, Ok(Some(byte)));
+            assert_eq!(engine.heard(), Some(byte + 1));
+        }
+        drop(held);
+    }
+
+    #[tokio::test]
+    async fn what_comes_is_read_by_the_engines_thread_if_nobody_watches() {
+        let mut engine = Engine::new();
+        engine.say(1);
+        assert_eq!(tokio::time::timeout(LIMIT, engine.read.recv()).await, Ok(Some(1)));
+        assert_eq!(engine.heard(), Some(2));
+    }
+
+    #[tokio::test]
+    async fn a_connection_is_closed_when_its_owner_is_done_although_others_watch() {
+        let mut engine = Engine::new();
+        engine.watched.push_on_arrival(&engine.wheel);
+        engine.say(END);
+        assert_eq!(tokio::time::timeout(LIMIT, engine.read.recv()).await, Ok(Some(END)));
+        assert_eq!(engine.heard(), Some(END + 1));
+        assert_eq!(engine.heard(), None, "the end, and not the time limit");
+        let mut by = engine.watched.by.lock().expect("nobody panics").drain().collect::<Vec<_>>();
+        let (_, pushing) = by.pop().expect("this runtime watched");
+        tokio::time::timeout(LIMIT, pushing).await.expect("it ends").expect("without a panic");
+    }
+}

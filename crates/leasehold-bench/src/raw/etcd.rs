@@ -34,6 +34,32 @@ struct Delete {
     key: Vec<u8>,
 }
 
+/// Writes a key if there is none.
+#[derive(Clone, PartialEq, Message)]
+struct Txn {
+    #[prost(message, optional, tag = "1")]
+    compare: Option<Compare>,
+    #[prost(message, optional, tag = "2")]
+    then: Option<Then>,
+}
+
+/// That a key was created at a revision; 0 is never.
+#[derive(Clone, PartialEq, Message)]
+struct Compare {
+    #[prost(int32, tag = "2")]
+    target: i32,
+    #[prost(bytes = "vec", tag = "3")]
+    key: Vec<u8>,
+    #[prost(int64, optional, tag = "5")]
+    created: Option<i64>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Then {
+    #[prost(message, optional, tag = "2")]
+    put: Option<Put>,
+}
+
 /// What an answer says is left unread.
 #[derive(Clone, PartialEq, Message)]
 struct Done {}
@@ -78,6 +104,14 @@ impl Etcd {
     pub(crate) async fn put(&self, key: &str, value: &str) -> Result<()> {
         let request = Put { key: key.into(), value: value.into() };
         Ok(self.ask("/etcdserverpb.KV/Put", request).await?)
+    }
+
+    /// The same if the key is not there, which is the least that a lock has to ask for.
+    pub(crate) async fn put_if_absent(&self, key: &str, value: &str) -> Result<()> {
+        let compare = Compare { target: CREATED, key: key.into(), created: Some(0) };
+        let put = Put { key: key.into(), value: value.into() };
+        let request = Txn { compare: Some(compare), then: Some(Then { put: Some(put) }) };
+        Ok(self.ask("/etcdserverpb.KV/Txn", request).await?)
     }
 
     pub(crate) async fn delete(&self, key: &str) -> Result<()> {
@@ -139,5 +173,8 @@ pub(crate) fn proposals(server: &Server) -> Result<u64> {
     let count = line.ok_or("etcd does not tell its proposals")?.trim().parse::<f64>()?;
     Ok(count as u64)
 }
+
+/// What a comparison is about.
+const CREATED: i32 = 1;
 
 const COMMITTED: &str = "etcd_server_proposals_committed_total ";

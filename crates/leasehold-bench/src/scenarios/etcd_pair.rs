@@ -14,11 +14,17 @@ use crate::scenarios::Setting;
 use crate::scenarios::pair::{self, Base, Ours, RELEASED, TASKS, each, rate};
 
 const RAW: &str = "put + delete";
+const FLOOR: &str = "put if absent + delete";
 /// As long as what ours writes.
 const VALUE: &str = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
 
-const BASE: Base =
-    Base { store: "etcd", name: RAW, label: RAW, most: &[(RELEASED, 1.1)], floors: &[] };
+const BASE: Base = Base {
+    store: "etcd",
+    name: RAW,
+    label: RAW,
+    most: &[(RELEASED, 1.1)],
+    floors: &[(RELEASED, FLOOR)],
+};
 
 pub(crate) fn run(setting: &Setting, progress: &mut Progress) -> Result<Report> {
     let server = Servers::new().fsync(true).start_blocking()?;
@@ -33,7 +39,13 @@ pub(crate) fn run(setting: &Setting, progress: &mut Progress) -> Result<Report> 
     contenders.push(Contender::new(Role::Limit, RAW, move || {
         runtime.block_on(each(pairs, async || put_and_delete(etcd, "raw").await))
     }));
-    pair::alone(contenders, setting.either(5, 30), &BASE, (&mut *progress, &mut report))?;
+    contenders.push(Contender::new(Role::Limit, FLOOR, move || {
+        runtime.block_on(each(pairs, async || {
+            etcd.put_if_absent("floor", VALUE).await?;
+            etcd.delete("floor").await
+        }))
+    }));
+    pair::alone(contenders, setting.either(5, 80), &BASE, (&mut *progress, &mut report))?;
 
     let pairs = setting.either(10, 50);
     let keys: Vec<String> = (0..TASKS).map(|task| format!("raw:{task}")).collect();
