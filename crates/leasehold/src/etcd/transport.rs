@@ -211,8 +211,8 @@ mod tests {
         }
     }
 
-    /// What is written when a task flushes while another one is ready to write. `first` says whether
-    /// the flush is to be spawned first.
+    /// What is written when a task flushes while another one is ready to write. `first` says
+    /// whether the flush is to be spawned first.
     async fn written_beside_a_flush(first: bool) -> Vec<usize> {
         let (wire, mut gathered) = wire(usize::MAX);
         gathered.write_all(&[1; 10]).await.expect("kept");
