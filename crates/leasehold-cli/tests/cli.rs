@@ -9,6 +9,8 @@ mod deadlock;
 mod elect;
 #[path = "cli/epoch.rs"]
 mod epoch;
+#[path = "cli/etcd.rs"]
+mod etcd;
 #[path = "cli/handles.rs"]
 mod handles;
 #[path = "cli/input.rs"]

@@ -9,6 +9,7 @@
 //! - [`stall`] stalls the disk of a process.
 //! - [`certificates`] makes a private authority and what it signs.
 //! - [`waiting`] awaits events, with a limit that only a test which hangs reaches.
+//! - [`doctor`] asks what is found in a store.
 //! - [`conformance`] is the suite that every engine passes.
 //!
 //! Nothing outlives the test process: children get `SIGKILL` when it ends, however it ends. A
@@ -33,6 +34,7 @@ pub mod certificates;
 pub mod clock;
 pub mod conformance;
 mod diary;
+pub mod doctor;
 pub mod error;
 mod folder;
 pub mod peer;

@@ -1,6 +1,6 @@
 //! Looking at the cluster: once when the store is opened, and thoroughly when asked to.
 
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use crate::claim::{Claim, ClaimKey, Holder, Mode, Note, Token, Ttl};
 use crate::engine::{Engine, Finding, Level};
@@ -9,6 +9,7 @@ use crate::name::Name;
 
 use super::Etcd;
 use super::Inner;
+use super::date;
 use super::keys::Layout;
 use super::link::Links;
 use super::wire::{AlarmList, Compare, Empty, GrantRequest, LeaseRequest, LeaseResponse};
@@ -18,6 +19,8 @@ use super::wire::{MemberList, RangeRequest, RangeResponse, StatusResponse, TxnRe
 const OLDEST: Version = Version(3, 3, 0);
 /// A database beyond this is near the usual quota of two gigabytes.
 const DB_BYTES_MANY: i64 = 1_600 << 20;
+/// How far the members' wall clocks may be off before it confuses people.
+const CLOCK_MAX: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Version(u32, u32, u32);
@@ -139,6 +142,7 @@ pub(super) async fn examine(etcd: &Etcd) -> Result<Vec<Finding>> {
     });
     findings.push(ensemble(inner).await?);
     findings.extend(alarms(inner).await?);
+    findings.push(clock(&inner.links).await);
     // Where no lease is granted, the rights below say why.
     findings.extend(shortest_lease(inner).await.ok());
     findings.push(rights(etcd).await);
@@ -225,6 +229,37 @@ async fn alarms(inner: &Inner) -> Result<Vec<Finding>> {
         finding(Level::Bad, "alarm", format!("{found} on {:x}", alarm.member), advice)
     });
     Ok(told.collect())
+}
+
+/// Which of the members' wall clocks is farthest from ours.
+async fn clock(links: &Links) -> Finding {
+    let mut worst: Option<(Duration, usize)> = None;
+    for member in 0..links.members() {
+        let before = SystemTime::now();
+        if let Some(date) = links.date(member).await {
+            let apart = date::apart(date, before, SystemTime::now());
+            worst = worst.max(Some((apart, member)));
+        }
+    }
+    let told = |apart: Duration| format!("{:.0} s apart", apart.as_secs_f64());
+    match worst {
+        None => finding(
+            Level::Good,
+            "clock",
+            "not told: no plain HTTP where the url points to".into(),
+            "",
+        ),
+        Some((apart, _)) if apart < Duration::from_secs(1) => {
+            finding(Level::Good, "clock", "less than 1 s apart".into(), "")
+        }
+        Some((apart, _)) if apart <= CLOCK_MAX => finding(Level::Good, "clock", told(apart), ""),
+        Some((apart, member)) => finding(
+            Level::Warning,
+            "clock",
+            format!("number {} of the url is {}", member + 1, told(apart)),
+            "no promise depends on it, but times shown to people do: run a time service",
+        ),
+    }
 }
 
 /// How short a lease may be: what a dead holder's lock takes at least to be free.

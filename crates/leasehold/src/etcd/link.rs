@@ -8,7 +8,7 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use futures_util::future::BoxFuture;
 use futures_util::stream::{self, Stream};
@@ -26,6 +26,7 @@ use tonic_prost::ProstCodec;
 use crate::error::{Error, Result};
 
 use super::crowd::Crowd;
+use super::date;
 use super::failure;
 use super::mailbox::Mailbox;
 use super::settings::Login;
@@ -190,6 +191,12 @@ impl Links {
         }
     }
 
+    /// The date of an answer of one member, if it gives any.
+    pub(super) async fn date(&self, member: usize) -> Option<SystemTime> {
+        let asking = date::ask(&self.members[member], self.channel(member));
+        tokio::time::timeout(self.answer, asking).await.ok().flatten()
+    }
+
     /// Keeps a lease alive; 0 seconds are left of one that is gone.
     pub(super) async fn keep_alive(&self, lease: i64) -> Result<i64, Status> {
         self.in_turn(|member| Box::pin(self.keep_alive_by(member, lease))).await
@@ -331,11 +338,16 @@ impl Links {
         self.bare(member).await
     }
 
-    async fn bare(&self, member: usize) -> Result<Grpc<Channel>, Status> {
+    /// The connection to a member, on this runtime.
+    fn channel(&self, member: usize) -> Channel {
         let desk = self.desk();
-        let channel =
-            desk.channels[member].get_or_init(|| transport::channel(&self.members[member]));
-        let mut grpc = Grpc::new(channel.clone()).max_decoding_message_size(ANSWER_BYTES_MAX);
+        let open = || transport::channel(&self.members[member]);
+        desk.channels[member].get_or_init(open).clone()
+    }
+
+    async fn bare(&self, member: usize) -> Result<Grpc<Channel>, Status> {
+        let channel = self.channel(member);
+        let mut grpc = Grpc::new(channel).max_decoding_message_size(ANSWER_BYTES_MAX);
         grpc.ready().await.map_err(|error| Status::unavailable(error.to_string()))?;
         Ok(grpc)
     }

@@ -11,6 +11,7 @@ mod amend;
 mod ask;
 mod book;
 mod crowd;
+mod date;
 mod detail;
 mod doctor;
 mod epoch;

@@ -7,6 +7,7 @@ mod access;
 mod cluster;
 mod cost;
 mod crowd;
+mod doctor;
 mod interop;
 mod leases;
 mod network;

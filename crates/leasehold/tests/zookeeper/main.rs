@@ -7,6 +7,7 @@
 mod access;
 mod amend;
 mod cost;
+mod doctor;
 mod ensemble;
 mod interop;
 mod network;

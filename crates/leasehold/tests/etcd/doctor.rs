@@ -1,0 +1,46 @@
+//! What `doctor` finds: the cluster's size, bounds and clocks.
+//!
+//! Clocks that are apart are tested with the command, whose clock can be moved.
+
+use leasehold::engine::Level;
+use leasehold_testkit::doctor::{found, one};
+use leasehold_testkit::{Certificates, Etcd};
+
+use super::support::*;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn doctor_tells_members_bounds_and_clock_of_a_cluster() {
+    let cluster = cluster().await;
+    let url = cluster.url();
+    assert_eq!(found(url, "members").await, one(Level::Good, "3 that vote, of which 1 may fail"));
+    assert_eq!(found(url, "shortest lease").await, one(Level::Good, "1 s"));
+    assert_eq!(found(url, "clock").await, one(Level::Good, "less than 1 s apart"));
+    let versions = found(url, "version").await;
+    let version = ctl(&endpoint(&cluster.servers()[0]), &["version"]);
+    let version = version.lines().next().and_then(|line| line.split(": ").nth(1));
+    let version = version.expect("etcdctl has the server's version");
+    assert!(versions.iter().all(|(_, found)| found.starts_with(version)), "{versions:?}");
+    let bug = "a leader that was replaced";
+    let told = versions.iter().filter(|(_, found)| found.contains(bug)).count();
+    assert_eq!(told, if version.starts_with("3.4.2") { 3 } else { 0 }, "{versions:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn doctor_warns_of_one_member_alone_and_of_leases_that_last_long() {
+    let slow = Etcd::new().argument("--election-timeout=5000").argument("--heartbeat-interval=500");
+    let server = slow.start().await.expect("a server");
+    let url = server.url();
+    let alone = "1 that vote, of which 0 may fail";
+    assert_eq!(found(url, "members").await, one(Level::Warning, alone));
+    assert_eq!(found(url, "shortest lease").await, one(Level::Warning, "8 s"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn doctor_tells_the_clock_through_tls() {
+    let made = Certificates::new().expect("certificates");
+    let server = Etcd::new().mutual_tls(&made).start().await.expect("a server");
+    let (ca, cert, key) = (made.ca(), made.client_certificate(), made.client_key());
+    let (ca, cert, key) = (ca.display(), cert.display(), key.display());
+    let url = format!("etcds://{}?ca={ca}&cert={cert}&key={key}", server.address());
+    assert_eq!(found(&url, "clock").await, one(Level::Good, "less than 1 s apart"));
+}
