@@ -103,8 +103,21 @@ pub(crate) struct Session {
 
 impl Session {
     pub(crate) async fn open(url: &str) -> Result<Self> {
+        Self::locking(url, "SELECT pg_advisory_lock(4711)").await
+    }
+
+    /// One that takes a number of a sequence with each lock, if it is free.
+    pub(crate) async fn fenced(url: &str, sequence: &str) -> Result<Self> {
+        let fence = format!("nextval('{sequence}')");
+        let lock = format!("SELECT CASE WHEN pg_try_advisory_lock(4711) THEN {fence} END");
+        let session = Self::locking(url, &lock).await?;
+        session.postgres.client.batch_execute("SET synchronous_commit = off").await?;
+        Ok(session)
+    }
+
+    async fn locking(url: &str, lock: &str) -> Result<Self> {
         let postgres = Postgres::connect(url).await?;
-        let lock = postgres.client.prepare("SELECT pg_advisory_lock(4711)").await?;
+        let lock = postgres.client.prepare(lock).await?;
         let unlock = postgres.client.prepare("SELECT pg_advisory_unlock(4711)").await?;
         Ok(Self { postgres, lock, unlock })
     }

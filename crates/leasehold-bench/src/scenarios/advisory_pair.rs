@@ -12,12 +12,14 @@ use crate::scenarios::Setting;
 use crate::scenarios::pair::{self, Base, Ours, RELEASED, each};
 
 const RAW: &str = "pg_advisory_lock + pg_advisory_unlock";
+const FENCED: &str = "the same with a fence";
+const SEQUENCE: &str = "leasehold.advisory_fences";
 const BASE: Base = Base {
     store: "advisory locks,",
     name: RAW,
     label: "raw",
     most: &[(RELEASED, 1.1)],
-    floors: &[],
+    floors: &[(RELEASED, FENCED)],
 };
 
 pub(crate) fn run(setting: &Setting, progress: &mut Progress) -> Result<Report> {
@@ -26,16 +28,19 @@ pub(crate) fn run(setting: &Setting, progress: &mut Progress) -> Result<Report> 
     let url = advisory_url(server.url());
     let client = runtime.block_on(leasehold::connect(&url))?;
     let session = &runtime.block_on(Session::open(server.url()))?;
+    let fenced = &runtime.block_on(Session::fenced(server.url(), SEQUENCE))?;
     let ours = Ours::new(runtime, &client);
     let mut report = Report::default();
     let pairs = setting.either(100, 200);
     let mut contenders = ours.alone(pairs);
-    contenders.push(Contender::new(Role::Limit, RAW, move || {
-        runtime.block_on(each(pairs, async || {
-            session.lock().await?;
-            session.unlock().await
-        }))
-    }));
+    for (name, session) in [(RAW, session), (FENCED, fenced)] {
+        contenders.push(Contender::new(Role::Limit, name, move || {
+            runtime.block_on(each(pairs, async || {
+                session.lock().await?;
+                session.unlock().await
+            }))
+        }));
+    }
     pair::alone(contenders, setting.either(5, 40), &BASE, (progress, &mut report))?;
     Ok(report)
 }
