@@ -152,7 +152,32 @@ impl Pool {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc::sync_channel;
+
+    use super::super::session::home;
+    use super::super::settings::Settings;
+    use super::super::wire::{Request, code};
     use super::*;
+
+    #[tokio::test]
+    async fn whoever_claims_is_answered_although_the_thread_of_the_sessions_is_held_up() {
+        let server = leasehold_testkit::Zookeeper::new().start().await.expect("a server");
+        let pool = Pool::new(Settings::from_url(server.url()).expect("a url").servers);
+        let session = pool.session(Ttl::DEFAULT.get()).await.expect("a session");
+        let (go_on, held) = sync_channel::<()>(1);
+        let (ready, is_held) = tokio::sync::oneshot::channel();
+        home().expect("a thread").spawn(async move {
+            ready.send(()).expect("the test waits");
+            // Its end is the word.
+            held.recv().expect_err("nothing is sent");
+        });
+        is_held.await.expect("it is held up");
+        for _ in 0..20 {
+            let reply = session.ask(Request::GetData { path: "/".into() }).await;
+            assert_eq!(reply.expect("an answer").code, code::OK);
+        }
+        drop(go_on);
+    }
 
     #[test]
     fn a_session_outlives_its_claims_by_half_and_little_more() {
