@@ -107,6 +107,23 @@ fn a_wrong_password_is_78_and_not_repeated() {
 }
 
 #[test]
+fn a_missing_database_and_a_missing_right_are_78_and_say_so() {
+    let sql = format!("CREATE ROLE poor LOGIN PASSWORD '{PASSWORD}'");
+    server().sql(&sql).expect("a role");
+    for scheme in SCHEMES {
+        for arguments in VERBS {
+            let nowhere = format!("{scheme}://postgres@{}/nowhere", server().address());
+            let finished = ends(78, &nowhere, arguments);
+            assert!(finished.stderr.contains("nowhere"), "{finished:?}");
+            let poor = format!("{scheme}://poor:{PASSWORD}@{}/postgres", server().address());
+            let poor = format!("{poor}?schema=of_the_rich");
+            let finished = ends(78, &poor, arguments);
+            assert!(finished.stderr.contains("CREATE SCHEMA"), "{finished:?}");
+        }
+    }
+}
+
+#[test]
 fn a_server_that_is_gone_is_69() {
     let server = Postgres::new().start_blocking().expect("a server starts");
     server.kill().expect("killed");

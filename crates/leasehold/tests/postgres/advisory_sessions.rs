@@ -6,8 +6,8 @@ use leasehold::advisory::{Keys, lock_in, try_lock_in};
 use leasehold::{Error, Mode, Name, Released, connect};
 
 use crate::support::{
-    LONG, advisory_on, crowd_of, database, granted, number, plain, server, soon, truth, until,
-    until_waiting, waiter,
+    LONG, advisory_on, carried_out, crowd_of, database, granted, number, plain, server, soon,
+    truth, until, until_waiting, waiter,
 };
 
 async fn sessions(url: &str) -> i64 {
@@ -244,13 +244,6 @@ async fn what_a_client_leaves_is_gone_when_it_is_closed_or_dropped() {
     let none = "SELECT count(*) = 0 FROM pg_locks l JOIN pg_database d ON d.oid = l.database \
                 WHERE l.locktype = 'advisory' AND d.datname = current_database()";
     assert!(truth(&watcher, none).await);
-}
-
-/// How many statements with this text the server has carried out.
-fn carried_out(server: &leasehold_testkit::Server, text: &str) -> usize {
-    let log = std::fs::read(server.folder().join("log")).expect("a log");
-    let log = String::from_utf8_lossy(&log);
-    log.lines().filter(|line| line.contains("execute") && line.contains(text)).count()
 }
 
 #[tokio::test]

@@ -2,13 +2,15 @@
 
 use std::time::Duration;
 
+use futures_util::future::try_join_all;
 use leasehold::layer::chaos::{Chaos, Verb};
 use leasehold::postgres::LeaseTable;
-use leasehold::{Client, connect};
+use leasehold::{Client, Lease, connect};
 use leasehold_testkit::{Clock, Postgres, Server};
 
 use crate::support::{
-    LONG, crowd_of, fresh_schema, granted, server, soon, until, until_waiting, waiter,
+    LONG, carried_out, crowd_of, fresh_schema, granted, number, plain, server, soon, until,
+    until_waiting, waiter,
 };
 
 /// The pages a statement touches, counted by the server itself.
@@ -95,6 +97,88 @@ async fn counted(server: &Server, act: impl AsyncFn(&Client)) -> i64 {
     let gone = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'leasehold'";
     until("the end", async || server.sql(gone).expect("an answer") == "0").await;
     flushes(server) - before
+}
+
+#[tokio::test]
+async fn verbs_are_as_few_exchanges_as_promised() {
+    const TIMES: usize = 20;
+    let server = Postgres::new().setting("log_statement", "all").start().await.expect("a server");
+    let client = connect(server.url()).await.expect("connected");
+    // What is prepared, and the functions for all that is not usual.
+    let texts = ["execute s", "leasehold.claim(", "leasehold.release(", "leasehold.renew("];
+    let counts = || texts.map(|text| carried_out(&server, text));
+    let since = |before: [usize; 4]| {
+        let now = counts();
+        std::array::from_fn::<usize, 4, _>(|at| now[at] - before[at])
+    };
+    client.mutex("n").lock().await.expect("a lease").release().await.expect("an answer");
+    let before = counts();
+    for _ in 0..TIMES {
+        let lease = client.mutex("n").ttl(LONG).lock().await.expect("a lease");
+        lease.release().await.expect("an answer");
+    }
+    assert_eq!(since(before), [2 * TIMES, 0, 0, 0], "take, part");
+    let mut held = client.mutex("n").ttl(LONG).lock().await.expect("a lease");
+    // The first to wait finds somebody, and listens before it joins.
+    let mut before = counts();
+    for round in 0..=TIMES {
+        let next = waiter(client.claim("n").ttl(LONG));
+        until_waiting(&client, "n", 1).await;
+        held.release().await.expect("an answer");
+        held = granted(next).await;
+        if round == 0 {
+            before = counts();
+        }
+    }
+    // Join; hand and ring, which go out together; and each connection rehearses those once.
+    let [prepared, functions @ ..] = since(before);
+    assert!((3 * TIMES..=3 * TIMES + 2 * 3).contains(&prepared), "{prepared} statements");
+    assert_eq!(functions, [0, 0, 0]);
+    held.release().await.expect("an answer");
+    let ttl = Duration::from_secs(6);
+    let mutexes: Vec<_> = (0..500).map(|n| client.mutex(format!("many:{n}")).ttl(ttl)).collect();
+    let leases = try_join_all(mutexes.iter().map(|mutex| mutex.lock())).await.expect("leases");
+    let before = counts();
+    let safe: Vec<_> = leases.iter().map(Lease::safe_until).collect();
+    until("renewals of all", async || {
+        leases.iter().zip(&safe).all(|(lease, before)| lease.safe_until() > *before)
+    })
+    .await;
+    let [_, _, _, renewals] = since(before);
+    assert!((1..=5).contains(&renewals), "{renewals} exchanges for 500 leases");
+}
+
+#[tokio::test]
+async fn a_renewal_is_flushed_and_a_waiters_heartbeat_is_not() {
+    const TIMES: i64 = 40;
+    let server = flushing_server().await;
+    let renewals = counted(&server, async |client| {
+        let lease = client.mutex("n").ttl(LONG).lock().await.expect("a lease");
+        for _ in 0..TIMES {
+            lease.extend(LONG).await.expect("it is held");
+        }
+        client.close().await.expect("closed");
+    });
+    let renewals = renewals.await;
+    assert!((TIMES..=TIMES + 10).contains(&renewals), "{renewals} flushes");
+    let client = connect(server.url()).await.expect("connected");
+    let lease = client.mutex("n").ttl(LONG).lock().await.expect("a lease");
+    let next = waiter(client.claim("n").ttl(LONG));
+    until_waiting(&client, "n", 1).await;
+    let session = plain(server.url()).await;
+    let heartbeat = "SELECT count(*) FROM leasehold.claims c, leasehold.renew( \
+                     ARRAY['n'], ARRAY[c.token], ARRAY[300000000], ARRAY[300000000]) r \
+                     WHERE c.granted IS NULL";
+    let before = flushes(&server);
+    for _ in 0..TIMES {
+        assert_eq!(number(&session, heartbeat).await, 1);
+    }
+    next.abort();
+    drop((session, lease, next, client));
+    let gone = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'leasehold'";
+    until("the end", async || server.sql(gone).expect("an answer") == "0").await;
+    let heartbeats = flushes(&server) - before;
+    assert!(heartbeats < TIMES / 2, "{heartbeats} flushes");
 }
 
 #[tokio::test]

@@ -53,6 +53,24 @@ async fn plain_clients_and_the_library_exclude_each_other() {
 }
 
 #[tokio::test]
+async fn plain_clients_are_excluded_by_readers_and_told_of_semaphores() {
+    let lab = Lab::new().await;
+    let readers = lab.client.rwlock("n");
+    let [one, two] = [readers.read().await.expect("free"), readers.read().await.expect("shared")];
+    assert_eq!(lab.sql("SELECT acquire_lock('n', 'me')"), "f");
+    one.release().await.expect("an answer");
+    assert_eq!(lab.sql("SELECT acquire_lock('n', 'me')"), "f");
+    two.release().await.expect("an answer");
+    assert_eq!(lab.sql("SELECT acquire_lock('n', 'me')"), "t");
+    assert!(readers.try_read().await.expect("an answer").is_none());
+    let permit = lab.client.semaphore("s", 5).acquire().await.expect("free");
+    let refused = lab.refused("SELECT acquire_lock('s', 'me')");
+    assert!(refused.contains("in use as a semaphore"), "{refused}");
+    permit.release().await.expect("an answer");
+    assert_eq!(lab.sql("SELECT acquire_lock('s', 'me')"), "t");
+}
+
+#[tokio::test]
 async fn the_same_holder_asking_again_extends() {
     let lab = Lab::new().await;
     // In one exchange, so that no time passes between the call and the look.

@@ -8,6 +8,7 @@ use leasehold_testkit::{Postgres, Server};
 
 use crate::support::{
     LONG, fresh_schema, granted, server, soon, terminate, until, until_waiting, waiter,
+    without_heartbeats,
 };
 
 /// Long enough for a restart, short enough to be renewed within the test.
@@ -110,7 +111,7 @@ async fn f72_a_grant_that_the_standby_lacked_overlaps_and_is_lost_at_its_next_re
 async fn f76_a_lost_listener_is_replaced_and_bells_ring_again() {
     let schema = fresh_schema();
     let url = format!("{}?schema={schema}", server().url());
-    let (one, two) = (connect(&url).await.expect("a"), connect(&url).await.expect("b"));
+    let (one, two) = (connect(&url).await.expect("a"), without_heartbeats(&url).await);
     let lease = one.mutex("n").ttl(LONG).lock().await.expect("a lease");
     let next = waiter(two.claim("n").ttl(LONG));
     until_waiting(&one, "n", 1).await;

@@ -4,6 +4,8 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use leasehold::layer::chaos::{Chaos, Trouble, Verb};
+use leasehold::postgres::LeaseTable;
 use leasehold::{Client, Lease, Request, Result, connect};
 use leasehold_testkit::{Postgres, Proxy, Server};
 use tokio::sync::mpsc;
@@ -50,6 +52,14 @@ impl Troubled {
         let other = connect(&self.direct).await.expect("connected");
         (connect(&self.troubled).await.expect("connected"), other)
     }
+}
+
+/// A client that renews nothing: only a bell can tell whoever waits.
+pub(crate) async fn without_heartbeats(url: &str) -> Client {
+    let chaos = Chaos::default();
+    let engine = chaos.trouble(LeaseTable::open(url).await.expect("connected"));
+    chaos.next(Verb::Renew, Trouble::Refuse, u32::MAX);
+    Client::builder().engine(engine).expect("a client")
 }
 
 /// A claim that waits in a task of its own.
@@ -119,4 +129,11 @@ pub(crate) async fn number(client: &tokio_postgres::Client, statement: &str) -> 
 /// The answer to a statement that has one truth.
 pub(crate) async fn truth(client: &tokio_postgres::Client, statement: &str) -> bool {
     client.query_one(statement, &[]).await.expect("an answer").get(0)
+}
+
+/// How many statements with this text a server that logs them has carried out.
+pub(crate) fn carried_out(server: &Server, text: &str) -> usize {
+    let log = std::fs::read(server.folder().join("log")).expect("a log");
+    let log = String::from_utf8_lossy(&log);
+    log.lines().filter(|line| line.contains("execute") && line.contains(text)).count()
 }
