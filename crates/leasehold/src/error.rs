@@ -331,6 +331,17 @@ pub enum Config {
         /// What to do.
         advice: &'static str,
     },
+    /// This user lacks a right that the store's administrator can give.
+    #[error(
+        "the store `{store}` cannot be used: a right is missing; let an administrator run this, \
+         then try again: {statements}"
+    )]
+    RightMissing {
+        /// The store, without credentials.
+        store: String,
+        /// What gives the right.
+        statements: String,
+    },
     /// The store cannot do what was asked.
     #[error("{engine} cannot {what}; {advice}")]
     Unsupported {

@@ -111,12 +111,14 @@ fn a_missing_database_and_a_missing_right_are_78_and_say_so() {
     let sql = format!("CREATE ROLE poor LOGIN PASSWORD '{PASSWORD}'");
     server().sql(&sql).expect("a role");
     for scheme in SCHEMES {
+        let nowhere = format!("{scheme}://postgres@{}/nowhere", server().address());
         for arguments in VERBS {
-            let nowhere = format!("{scheme}://postgres@{}/nowhere", server().address());
             let finished = ends(78, &nowhere, arguments);
             assert!(finished.stderr.contains("nowhere"), "{finished:?}");
-            let poor = format!("{scheme}://poor:{PASSWORD}@{}/postgres", server().address());
-            let poor = format!("{poor}?schema=of_the_rich");
+        }
+        let poor = format!("{scheme}://poor:{PASSWORD}@{}/postgres", server().address());
+        let poor = format!("{poor}?schema=of_the_rich");
+        for arguments in [&["run", "x", "--", "true"][..], &["init"][..]] {
             let finished = ends(78, &poor, arguments);
             assert!(finished.stderr.contains("CREATE SCHEMA"), "{finished:?}");
         }

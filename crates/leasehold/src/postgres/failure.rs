@@ -48,10 +48,11 @@ pub(super) fn code(error: &tokio_postgres::Error) -> Option<&str> {
 }
 
 fn refused(store: &str, said: &DbError) -> Error {
-    if ["28P01", "28000"].contains(&said.code().code()) {
-        return denied(store, said);
-    }
     let (transient, advice) = verdict(said.code().code());
+    // Wrong password or user, no such database, a right that is missing.
+    if ["28P01", "28000", "3D000", "42501"].contains(&said.code().code()) {
+        return denied(store, said, advice);
+    }
     let cause = match advice {
         "" => format!("{} ({})", said.message(), said.code().code()),
         advice => format!("{} ({}); {advice}", said.message(), said.code().code()),
@@ -59,19 +60,20 @@ fn refused(store: &str, said: &DbError) -> Error {
     Error::Store { store: store.to_owned(), cause, transient }
 }
 
-/// The server does not let this user in.
-fn denied(store: &str, said: &DbError) -> Error {
-    Error::Config(Config::Denied {
-        store: store.to_owned(),
-        reason: format!("{} ({})", said.message(), said.code().code()),
-        advice: "check user and password: in the url, PGPASSWORD or the password file, and \
-                 pg_hba.conf",
-    })
+/// The server does not let this user in, or not do what is needed.
+fn denied(store: &str, said: &DbError, advice: &'static str) -> Error {
+    let (store, reason) =
+        (store.to_owned(), format!("{} ({})", said.message(), said.code().code()));
+    Error::Config(Config::Denied { store, reason, advice })
 }
 
 /// Whether the same request may succeed later, and what to do about it.
 fn verdict(code: &str) -> (bool, &'static str) {
     match code {
+        "28P01" | "28000" => (
+            false,
+            "check user and password: in the url, PGPASSWORD or the password file, and pg_hba.conf",
+        ),
         "3D000" => (false, "create the database, or name another one in the url"),
         "42P01" | "42883" | "3F000" => (false, "run `leasehold init`"),
         "42501" => (false, "grant what `leasehold init --print` needs, or use another role"),

@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::clock::remote::Reading;
 use crate::clock::{Clock, SystemClock};
-use crate::error::{Error, Result};
+use crate::error::{Config, Error, Result};
 
 use super::super::failure;
 use super::super::install::unless_made;
@@ -230,18 +230,14 @@ pub(super) async fn install(
     })
 }
 
-/// How errors begin that an administrator's statement would mend.
-const RIGHT_MISSING: &str = "a right is missing";
-
 /// Whether the store cannot be used for want of a right to install it or to use it.
 pub(in super::super) fn is_right_missing(error: &Error) -> bool {
-    matches!(error, Error::Store { cause, .. } if cause.starts_with(RIGHT_MISSING))
+    matches!(error, Error::Config(Config::RightMissing { .. }))
 }
 
 pub(in super::super) fn forbidden(settings: &Settings, statements: &str) -> Error {
-    let cause =
-        format!("{RIGHT_MISSING}; let an administrator run this, then try again: {statements}");
-    Error::Store { store: settings.store.clone(), cause, transient: false }
+    let (store, statements) = (settings.store.clone(), statements.to_owned());
+    Error::Config(Config::RightMissing { store, statements })
 }
 
 /// What lets this user install the rest himself.
