@@ -19,6 +19,8 @@ use crate::Result;
 use crate::machine::{self, now, own_cpu};
 use crate::raw;
 use crate::raw::postgres::Session;
+use crate::raw::relay::Relay;
+use crate::scenarios::PROCESSES;
 use crate::work::Work;
 
 /// The first argument of a worker.
@@ -48,10 +50,12 @@ pub(crate) enum Way {
     Flock,
     /// It waits in `pg_advisory_lock`, on a session of its own.
     Advisory,
+    /// It is passed the lock by the one before it in a fixed order.
+    Relay,
 }
 
 impl Way {
-    const ALL: [Way; 4] = [Way::Line, Way::Poll, Way::Flock, Way::Advisory];
+    const ALL: [Way; 5] = [Way::Line, Way::Poll, Way::Flock, Way::Advisory, Way::Relay];
 
     pub(crate) fn word(self) -> &'static str {
         match self {
@@ -59,6 +63,7 @@ impl Way {
             Way::Poll => "poll",
             Way::Flock => "flock",
             Way::Advisory => "advisory",
+            Way::Relay => "relay",
         }
     }
 }
@@ -117,6 +122,8 @@ enum Lock {
     File(File),
     /// Sessions that nobody waits on.
     Sessions(RefCell<Vec<Session>>),
+    /// The tasks that nobody waits as.
+    Relay(Box<Relay>, RefCell<Vec<usize>>),
 }
 
 /// A lock that is held.
@@ -124,6 +131,7 @@ enum Held {
     Lease(Lease),
     File,
     Session(Session),
+    Turn(usize),
 }
 
 impl Lock {
@@ -132,6 +140,10 @@ impl Lock {
         if way == Way::Advisory {
             let sessions = try_join_all((0..tasks).map(|_| Session::open(target))).await?;
             return Ok(Lock::Sessions(RefCell::new(sessions)));
+        }
+        if way == Way::Relay {
+            let relay = Relay::open(target, PROCESSES, tasks).await?;
+            return Ok(Lock::Relay(Box::new(relay), RefCell::new((0..tasks).collect())));
         }
         if way == Way::Flock {
             return Ok(Lock::File(File::create(target)?));
@@ -173,6 +185,12 @@ impl Lock {
                 session.lock().await?;
                 Ok((Held::Session(session), Some(queued)))
             }
+            Lock::Relay(relay, free) => {
+                let task = free.borrow_mut().pop().ok_or("more tasks than turns")?;
+                let queued = now();
+                relay.take(task).await;
+                Ok((Held::Turn(task), Some(queued)))
+            }
         }
     }
 
@@ -184,7 +202,11 @@ impl Lock {
                 session.unlock().await?;
                 free.borrow_mut().push(session);
             }
-            (Lock::Store { .. } | Lock::Sessions(_), _) => {}
+            (Lock::Relay(relay, free), Held::Turn(task)) => {
+                relay.pass(task).await?;
+                free.borrow_mut().push(task);
+            }
+            (Lock::Store { .. } | Lock::Sessions(_) | Lock::Relay(..), _) => {}
         }
         Ok(())
     }
@@ -222,7 +244,7 @@ async fn grants(lock: &Lock, (work, hold): Hold, stop: u64) -> Result<(Vec<[u64;
         let granted = now();
         let order = match &held {
             Held::Lease(lease) => lease.fence(),
-            Held::File | Held::Session(_) => granted,
+            Held::File | Held::Session(_) | Held::Turn(_) => granted,
         };
         work.run(hold).await?;
         let released = now();

@@ -6,6 +6,7 @@ pub(crate) mod disk;
 pub(crate) mod etcd;
 pub(crate) mod postgres;
 pub(crate) mod redis;
+pub(crate) mod relay;
 pub(crate) mod zookeeper;
 
 use std::time::Duration;

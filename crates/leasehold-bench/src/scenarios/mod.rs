@@ -26,6 +26,8 @@ mod ten_thousand_leases;
 mod zookeeper_handoff;
 mod zookeeper_pair;
 
+pub(crate) use hand_off::PROCESSES;
+
 use crate::Result;
 use crate::progress::Progress;
 use crate::report::Report;

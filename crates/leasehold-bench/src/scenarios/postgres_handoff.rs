@@ -16,10 +16,13 @@ use crate::contest::Worker;
 use crate::progress::Progress;
 use crate::raw::disk::flush;
 use crate::raw::postgres::{connections, flushes, statement, wake};
+use crate::raw::relay;
 use crate::report::{Report, Table};
 use crate::scenarios::Setting;
-use crate::scenarios::hand_off::{self, Counter, HandOff, Limit, Served, Targets, until_waiting};
-use crate::worker::NAME;
+use crate::scenarios::hand_off::{
+    self, Counter, Floor, HandOff, Limit, Served, Targets, until_waiting,
+};
+use crate::worker::{NAME, Way};
 
 /// Tasks of one process that wait at a time.
 const WAITING: usize = 1_000;
@@ -31,6 +34,7 @@ pub(crate) fn run(setting: &Setting, progress: &mut Progress) -> Result<Report> 
     let server = Postgres::new().fsync(true).setting("synchronous_commit", "on");
     let server = server.start_blocking()?;
     let (server, url) = (&server, server.url());
+    server.sql(relay::TABLES)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let runtime = &runtime;
     let page = setting.scratch.file("log");
@@ -45,6 +49,7 @@ pub(crate) fn run(setting: &Setting, progress: &mut Progress) -> Result<Report> 
             Limit::new("one statement", move |work| runtime.block_on(statement(url, work))),
         ],
         measure: "the sum",
+        floor: Some(Floor { name: "passed round by hand", way: Way::Relay, url: url.to_owned() }),
         counter: Counter { what: "flushes", count, look: 0 },
         targets: Targets {
             p50_max: Some(1.0),

@@ -25,6 +25,7 @@ pub(crate) fn run(setting: &Setting, progress: &mut Progress) -> Result<Report> 
         poll_url: format!("{}?prefix=poll:", server.url()),
         limits: vec![Limit::new("one wake-up (W)", wake)],
         measure: "W",
+        floor: None,
         counter: Counter { what: "commands", count, look: 1 },
         targets: Targets {
             p50_max: Some(1.5),

@@ -32,6 +32,7 @@ pub(crate) fn run(setting: &Setting, progress: &mut Progress) -> Result<Report> 
         poll_url: format!("{}?prefix=poll:", group.url()),
         limits: vec![Limit::new("one wake-up by one server (W)", wake)],
         measure: "W",
+        floor: None,
         counter: Counter { what: "commands", count, look: SERVERS as u64 },
         targets: Targets {
             cycle_max: 9,

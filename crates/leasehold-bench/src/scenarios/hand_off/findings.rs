@@ -152,9 +152,11 @@ impl Findings {
         others: &[Outcome<Turn>],
     ) {
         let measure = measured(limits);
+        let floor = others.iter().find(|outcome| outcome.role == Role::Limit);
+        let floor = floor.and_then(|floor| self.seen(floor, measure));
         for outcome in others.iter().filter(|outcome| outcome.role == Role::Ours) {
             match self.seen(outcome, measure) {
-                Some(seen) => self.contest_targets(report, &seen),
+                Some(seen) => self.contest_targets(report, &seen, floor.as_ref()),
                 None => {
                     if let Some(served) = self.targets.queue {
                         self.queue_targets(report, outcome, served, measure);
@@ -197,17 +199,21 @@ impl Findings {
         })
     }
 
-    fn contest_targets(&self, report: &mut Report, seen: &Seen) {
+    fn contest_targets(&self, report: &mut Report, seen: &Seen, floor: Option<&Seen>) {
         let (store, targets) = (self.store, &self.targets);
         let what = |what: &str| format!("{store}, {} workers: {what}", PROCESSES * TASKS);
         let ratios = [
-            ("hand-off p50", targets.p50_max, seen.p50),
-            ("hand-off p99", targets.p99_max, seen.p99),
+            ("hand-off p50", targets.p50_max, seen.p50, floor.map(|floor| floor.p50)),
+            ("hand-off p99", targets.p99_max, seen.p99, floor.map(|floor| floor.p99)),
         ];
-        for (name, most, ratio) in ratios {
+        for (name, most, ratio, floor) in ratios {
             if let Some(most) = most {
                 let target = format!("at most {most} × {}", self.measure);
-                report.target(what(name), target, times(ratio), at_most(ratio, most));
+                let mut measured = times(ratio);
+                if let Some(floor) = floor {
+                    measured = format!("{measured} (floor: {})", times(floor));
+                }
+                report.target(what(name), target, measured, at_most(ratio, most));
             }
         }
         let most = targets.cycle_max;

@@ -50,6 +50,8 @@ pub(crate) struct HandOff<'a> {
     pub(crate) limits: Vec<Limit<'a>>,
     /// What that sum is called.
     pub(crate) measure: &'static str,
+    /// The least that anybody could do who passes a lock on in this store.
+    pub(crate) floor: Option<Floor>,
     pub(crate) counter: Counter<'a>,
     pub(crate) targets: Targets,
 }
@@ -70,6 +72,13 @@ impl<'a> Limit<'a> {
         let round = Rc::clone(&self.round);
         Contender::new(Role::Limit, self.name, move || round(work).map(Turn::Limit))
     }
+}
+
+/// A lock that keeps none of our promises, in the same contest.
+pub(crate) struct Floor {
+    pub(crate) name: &'static str,
+    pub(crate) way: Way,
+    pub(crate) url: String,
 }
 
 /// What the server counts.
@@ -120,7 +129,7 @@ pub(crate) fn run(
     progress: &mut Progress,
     hand_off: HandOff<'_>,
 ) -> Result<Report> {
-    let HandOff { store, url, poll_url, limits, measure, counter, targets } = hand_off;
+    let HandOff { store, url, poll_url, limits, measure, floor, counter, targets } = hand_off;
     let (url, counter) = (&url, &counter);
     let contest = |way, target: &str, work| Contest {
         way,
@@ -139,6 +148,11 @@ pub(crate) fn run(
         [Work::Awaited, Work::Computed].map(|work| limits.iter().map(move |l| l.contender(work)));
     let mut contenders: Vec<Contender<'_, Turn>> = awaited.collect();
     contenders.push(ours("leasehold", Work::Awaited));
+    if let Some(Floor { name, way, url }) = floor {
+        let contest = contest(way, &url, Work::Awaited);
+        let round = move || contend(counter, &contest);
+        contenders.push(Contender::new(Role::Limit, name, round));
+    }
     if targets.queue.is_some() {
         let counter = targets.grant_max.map(|_| counter);
         let round = move || queue(counter, url);
