@@ -71,6 +71,60 @@ async fn the_work_of_a_verb_does_not_grow_with_the_line() {
     }
 }
 
+/// The pages that a statement of the library touches at the head of a line of so many, if it was
+/// planned while nobody was in line.
+async fn pages_of_an_early_plan(
+    length: u32,
+    (statement, types, arguments): (&str, &str, &str),
+) -> u64 {
+    let schema = fresh_schema();
+    let url = format!("{}?schema={schema}", server().url());
+    connect(&url).await.expect("connected").install().await.expect("installed");
+    let statement = statement.replace("leasehold.", &format!("{schema}."));
+    let session = format!(
+        "SET enable_seqscan = off; SET enable_bitmapscan = off; SET jit = off; \
+         SET plan_cache_mode = force_generic_plan; \
+         PREPARE short ({types}) AS {statement}; EXECUTE short ({arguments}); \
+         INSERT INTO {schema}.lines VALUES ('n', 4294967295, {length}, 1, 4294967295, 1, {length}, \
+         now() + interval '1 h'); \
+         INSERT INTO {schema}.claims SELECT 'n', i, decode(lpad(to_hex(i), 32, '0'), 'hex'), \
+         4294967295, i, {}, 'l', '', NULL, now(), CASE WHEN i = 1 THEN now() END, \
+         now() + interval '1 h', 7 FROM generate_series(1, {length}) i; \
+         EXPLAIN (ANALYZE, BUFFERS, TIMING OFF) EXECUTE short ({arguments})",
+        token_of_nobody(),
+    );
+    let said = server().sql(&session).expect("explained");
+    assert!(said.contains("on claims") && said.contains("(actual rows=1 "), "nothing done: {said}");
+    let mut hits = said.lines().filter_map(|line| line.trim().strip_prefix("Buffers: shared hit="));
+    let all = hits.next().and_then(|hits| hits.split(' ').next()?.parse().ok());
+    all.expect("an explanation")
+}
+
+#[tokio::test]
+async fn what_is_planned_while_a_line_is_empty_does_not_grow_with_it() {
+    let first = "decode(lpad('1', 32, '0'), 'hex')";
+    let new = "decode(repeat('ab', 16), 'hex')";
+    let joins = format!("'n', {new}, 4294967295, {}, 'l', '', 1000000, 7", token_of_nobody());
+    let shorts = [
+        (include_str!("../../src/postgres/table/hand.sql"), "text, bytea", format!("'n', {first}")),
+        (
+            include_str!("../../src/postgres/table/join.sql"),
+            "text, bytea, bigint, bytea, text, text, bigint, bigint",
+            joins,
+        ),
+        (
+            include_str!("../../src/postgres/table/confirm.sql"),
+            "text, bytea, bigint",
+            format!("'n', {first}, 1000000"),
+        ),
+    ];
+    for (statement, types, arguments) in &shorts {
+        let short = pages_of_an_early_plan(10, (statement, types, arguments)).await;
+        let long = pages_of_an_early_plan(5_000, (statement, types, arguments)).await;
+        assert!(long <= short + 60, "{short} pages, then {long} for {statement}");
+    }
+}
+
 fn token_of_nobody() -> &'static str {
     "decode(repeat('00', 16), 'hex')"
 }

@@ -98,6 +98,12 @@ impl<'a> Rung<'a> {
         Some(Self { number, grant: fence.zip(parts.next()) })
     }
 
+    /// Reads the last of what is to be rung for in a session, as `hand.sql` writes it down.
+    pub(super) fn last(rings: &'a str) -> Option<Self> {
+        let (_channels, payload) = rings.rsplit_once(':')?;
+        Self::read(payload)
+    }
+
     /// The fence that the claim holds with, if that is proven; else 0.
     fn fence(&self, token: &Token) -> u64 {
         let proven = self.grant.filter(|(fence, proof)| *proof == proof_of(token, *fence));

@@ -5,12 +5,16 @@
 --
 -- What is read of other claims may be as old as the statement, if it had to wait for the line:
 -- then somebody is asked to come back a little early.
+--
+-- Plans are made while the tables are small, when every index seems as good as any other. So the
+-- first expiry is asked for, and not whether one has passed, and a claim is found by its token with
+-- a comparison of names that no index serves: there is but one index for each of these.
 WITH line AS (
     UPDATE leasehold.lines l SET claims = l.claims + 1, arrived = l.arrived + 1
     WHERE l.name = $1 AND l.sole IS NULL AND l.capacity = $3 AND l.claims < 10000
+        AND (SELECT min(c.expires) FROM leasehold.claims c WHERE c.name = $1) > now()
         AND NOT EXISTS (
-            SELECT FROM leasehold.claims c WHERE c.name = $1 AND c.expires <= now())
-        AND NOT EXISTS (SELECT FROM leasehold.claims c WHERE c.token = $2 AND c.name = $1)
+            SELECT FROM leasehold.claims c WHERE c.token = $2 AND c.name IS NOT DISTINCT FROM $1)
         AND NOT EXISTS (SELECT FROM leasehold.watchers w WHERE w.until > now())
     RETURNING l.claims, l.arrived
 )

@@ -256,9 +256,10 @@ impl Inner {
         let handed = async {
             let row = link.query_prepared(&self.settings, hand, &[&name, &token]).await?;
             let Some(row) = row else { return Ok(None) };
-            let fence = self.positive(row.get(1))?;
             // Whoever waits here need not wait for the server's bell.
-            self.bells.ring(&Rung { number: row.get(0), grant: Some((fence, row.get(2))) });
+            if let Some(rung) = row.get::<_, Option<&str>>(0).and_then(Rung::last) {
+                self.bells.ring(&rung);
+            }
             Ok(Some(Released::Released))
         };
         let rung = link.run_prepared(&self.settings, ring);
