@@ -138,6 +138,20 @@ fn no_path_of_one_machine_is_in_the_sources() {
 }
 
 #[test]
+fn no_statement_takes_the_time_of_its_transaction() {
+    let faults = files(&["sql"]).into_iter().flat_map(|(name, text)| {
+        let words = ["now()", "current_timestamp", "transaction_timestamp", "localtimestamp"];
+        let lower = text.to_lowercase();
+        let used = words.into_iter().filter(|word| {
+            let mut code = lower.lines().map(|line| line.split("--").next().unwrap_or_default());
+            code.any(|code| code.contains(word))
+        });
+        used.map(|word| format!("{name}: {word}")).collect::<Vec<_>>()
+    });
+    report(faults.collect());
+}
+
+#[test]
 fn the_library_does_not_unwrap() {
     let mut faults = Vec::new();
     for (name, text) in files(&["rs"]) {

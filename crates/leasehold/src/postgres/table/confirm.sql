@@ -5,5 +5,5 @@
 UPDATE leasehold.claims c SET expires = clock_timestamp() + $3 * interval '1 microsecond'
 WHERE c.token = $2 AND c.name IS NOT DISTINCT FROM $1 AND c.granted IS NOT NULL
     AND c.expires > clock_timestamp()
-    AND (SELECT min(o.expires) FROM leasehold.claims o WHERE o.name = $1) > now()
+    AND (SELECT min(o.expires) FROM leasehold.claims o WHERE o.name = $1) > statement_timestamp()
 RETURNING c.fence, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint

@@ -29,7 +29,7 @@ WITH line AS (
         AND mine.token = $2 AND mine.name IS NOT DISTINCT FROM $1 AND mine.granted IS NOT NULL
         AND mine.expires > clock_timestamp()
         AND next.granted IS NULL AND next.units = l.capacity AND next.expires > clock_timestamp()
-        AND NOT EXISTS (SELECT FROM leasehold.watchers w WHERE w.until > now())
+        AND NOT EXISTS (SELECT FROM leasehold.watchers w WHERE w.until > statement_timestamp())
     RETURNING next.token AS next
 ), gone AS (
     DELETE FROM leasehold.claims c

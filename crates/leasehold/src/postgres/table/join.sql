@@ -12,10 +12,11 @@
 WITH line AS (
     UPDATE leasehold.lines l SET claims = l.claims + 1, arrived = l.arrived + 1
     WHERE l.name = $1 AND l.sole IS NULL AND l.capacity = $3 AND l.claims < 10000
-        AND (SELECT min(c.expires) FROM leasehold.claims c WHERE c.name = $1) > now()
+        AND (SELECT min(c.expires) FROM leasehold.claims c WHERE c.name = $1)
+            > statement_timestamp()
         AND NOT EXISTS (
             SELECT FROM leasehold.claims c WHERE c.token = $2 AND c.name IS NOT DISTINCT FROM $1)
-        AND NOT EXISTS (SELECT FROM leasehold.watchers w WHERE w.until > now())
+        AND NOT EXISTS (SELECT FROM leasehold.watchers w WHERE w.until > statement_timestamp())
     RETURNING l.claims, l.arrived
 )
 INSERT INTO leasehold.claims
