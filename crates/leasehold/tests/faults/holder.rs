@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use leasehold::clock::VirtualClock;
 use leasehold::layer::chaos::{Trouble, Verb};
 use leasehold::memory::Memory;
 use leasehold::{Client, Error, LeaseState, LostCause, Name, Released};
@@ -27,6 +28,22 @@ async fn f04_lease_is_lost_when_the_clock_jumps_past_its_end() {
     let other = memory.client().expect("a client");
     let next = soon("a grant", other.mutex("suspended").lock()).await.expect("a lease");
     assert!(next.fence() > lease.fence());
+}
+
+#[test]
+fn f04_lease_in_any_store_is_lost_when_the_clock_jumps_past_its_end() {
+    on_every_store(async |store| {
+        let clock = VirtualClock::new();
+        let client = store.client_with(Client::builder().clock(Arc::new(clock.clone())));
+        let ttl = Duration::from_secs(1);
+        let lease = client.mutex("suspended").ttl(ttl).lock().await.expect("a lease");
+        assert!(lease.is_held());
+        clock.advance(2 * ttl);
+        assert_eq!(lease.state(), LeaseState::Lost, "before the store was asked anything");
+        let other = store.client();
+        let next = soon("a grant", other.mutex("suspended").lock()).await.expect("a lease");
+        assert!(next.fence() > lease.fence());
+    });
 }
 
 #[test]

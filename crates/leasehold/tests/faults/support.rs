@@ -30,6 +30,12 @@ pub(crate) enum Store {
     /// The address of a schema of its own.
     #[cfg(feature = "postgres")]
     Postgres(String),
+    /// The address of a database of its own.
+    #[cfg(feature = "redis")]
+    Redis(String),
+    /// The address of such databases on three nodes.
+    #[cfg(feature = "redis")]
+    Redlock(String),
     #[cfg(feature = "sqlite")]
     Sqlite(tempfile::TempDir),
 }
@@ -40,6 +46,10 @@ impl Store {
             Store::Memory(memory) => Arc::new(memory.clone()),
             #[cfg(feature = "postgres")]
             Store::Postgres(url) => Arc::new(postgres(url)),
+            #[cfg(feature = "redis")]
+            Store::Redis(url) => Arc::new(redis(url)),
+            #[cfg(feature = "redis")]
+            Store::Redlock(url) => Arc::new(redlock(url)),
             #[cfg(feature = "sqlite")]
             Store::Sqlite(folder) => Arc::new(sqlite(folder)),
         }
@@ -57,6 +67,16 @@ impl Store {
             #[cfg(feature = "postgres")]
             Store::Postgres(url) => {
                 let engine = postgres(url);
+                [0, 1].map(|_| Client::builder().engine(engine.clone()))
+            }
+            #[cfg(feature = "redis")]
+            Store::Redis(url) => {
+                let engine = redis(url);
+                [0, 1].map(|_| Client::builder().engine(engine.clone()))
+            }
+            #[cfg(feature = "redis")]
+            Store::Redlock(url) => {
+                let engine = redlock(url);
                 [0, 1].map(|_| Client::builder().engine(engine.clone()))
             }
             #[cfg(feature = "sqlite")]
@@ -77,6 +97,10 @@ impl Store {
             Store::Memory(memory) => builder.engine(memory.clone()),
             #[cfg(feature = "postgres")]
             Store::Postgres(url) => builder.engine(postgres(url)),
+            #[cfg(feature = "redis")]
+            Store::Redis(url) => builder.engine(redis(url)),
+            #[cfg(feature = "redis")]
+            Store::Redlock(url) => builder.engine(redlock(url)),
             #[cfg(feature = "sqlite")]
             Store::Sqlite(folder) => builder.engine(sqlite(folder)),
         };
@@ -100,15 +124,49 @@ impl Store {
 }
 
 /// Tests ask for engines where they cannot wait; here they may block.
-#[cfg(feature = "postgres")]
-fn postgres(url: &str) -> leasehold::postgres::LeaseTable {
-    let open = leasehold::postgres::LeaseTable::open(url);
+#[cfg(any(feature = "postgres", feature = "redis"))]
+fn opened<T>(open: impl Future<Output = Result<T>>) -> T {
     let opened = match tokio::runtime::Handle::try_current() {
         Ok(here) => tokio::task::block_in_place(|| here.block_on(open)),
         // Its connection ends with this runtime; another is made where it is used.
         Err(_) => runtime().block_on(open),
     };
-    opened.expect("a schema of its own")
+    opened.expect("a store of its own")
+}
+
+#[cfg(feature = "postgres")]
+fn postgres(url: &str) -> leasehold::postgres::LeaseTable {
+    opened(leasehold::postgres::LeaseTable::open(url))
+}
+
+#[cfg(feature = "redis")]
+fn redis(url: &str) -> leasehold::redis::Redis {
+    opened(leasehold::redis::Redis::open(url))
+}
+
+#[cfg(feature = "redis")]
+fn redlock(url: &str) -> leasehold::quorum::Quorum {
+    opened(leasehold::redis::open_redlock(url))
+}
+
+/// Databases of their own on servers that live as long as this program: on one, and on three.
+#[cfg(feature = "redis")]
+pub(crate) fn redis_urls() -> (String, String) {
+    use std::sync::OnceLock;
+    use std::sync::atomic::{AtomicU32, Ordering};
+    static NODES: OnceLock<leasehold_testkit::servers::Group> = OnceLock::new();
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let start = || {
+        let options = leasehold_testkit::Redis::new().argument("--databases").argument("1000");
+        options.start_many_blocking(3).expect("servers")
+    };
+    let nodes = NODES.get_or_init(start).servers();
+    let (one, all) = (NEXT.fetch_add(1, Ordering::Relaxed), NEXT.fetch_add(1, Ordering::Relaxed));
+    let hosts: Vec<String> = nodes.iter().map(|node| node.address().to_string()).collect();
+    // A busy machine is no silent node, and ttls are as long as the tests have them.
+    let options = "ttl_max_ms=600000&node_timeout_ms=5000";
+    let redlock = format!("redlock://{}/{all}?{options}", hosts.join(","));
+    (format!("redis://{}/{one}", hosts[0]), redlock)
 }
 
 /// A schema of its own on a server that lives as long as this program.
@@ -128,16 +186,26 @@ fn sqlite(folder: &tempfile::TempDir) -> leasehold::sqlite::Sqlite {
     leasehold::sqlite::Sqlite::open(folder.path().join("locks.db")).expect("a file of its own")
 }
 
-/// Runs a test on an empty store of each engine.
-pub(crate) fn on_every_store(test: impl AsyncFn(Store)) {
-    let stores = [
+/// An empty store of each engine.
+pub(crate) fn stores() -> Vec<Store> {
+    #[cfg(feature = "redis")]
+    let (redis, redlock) = redis_urls();
+    vec![
         Store::Memory(Memory::new()),
         #[cfg(feature = "postgres")]
         Store::Postgres(postgres_url()),
+        #[cfg(feature = "redis")]
+        Store::Redis(redis),
+        #[cfg(feature = "redis")]
+        Store::Redlock(redlock),
         #[cfg(feature = "sqlite")]
         Store::Sqlite(tempfile::tempdir().expect("a folder for the file")),
-    ];
-    for store in stores {
+    ]
+}
+
+/// Runs a test on an empty store of each engine.
+pub(crate) fn on_every_store(test: impl AsyncFn(Store)) {
+    for store in stores() {
         runtime().block_on(test(store));
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use leasehold::layer::chaos::{Trouble, Verb};
 use leasehold::{Client, LeaseState, Released, blocking};
 
-use crate::support::{LONG, Store, on_every_store, runtime, until, until_free};
+use crate::support::{LONG, Store, on_every_store, runtime, stores, until, until_free};
 
 /// Leases on an engine that answers at once, and on one that does not.
 async fn leases(store: &Store) -> Vec<leasehold::Lease> {
@@ -79,22 +79,17 @@ fn f11_lease_dropped_without_a_runtime_is_released_when_the_store_is_back() {
     }
 }
 
-fn stores() -> Vec<Store> {
-    vec![
-        Store::Memory(leasehold::memory::Memory::new()),
-        #[cfg(feature = "postgres")]
-        Store::Postgres(crate::support::postgres_url()),
-        #[cfg(feature = "sqlite")]
-        Store::Sqlite(tempfile::tempdir().expect("a folder for the file")),
-    ]
-}
-
 /// The addresses of empty stores, and what keeps them.
 fn urls() -> Vec<(String, Option<tempfile::TempDir>)> {
     let memory = format!("memory:blocking-{}", rand::random::<u64>());
     let mut urls = vec![(memory, None)];
     #[cfg(feature = "postgres")]
     urls.push((crate::support::postgres_url(), None));
+    #[cfg(feature = "redis")]
+    {
+        let (redis, redlock) = crate::support::redis_urls();
+        urls.extend([(redis, None), (redlock, None)]);
+    }
     if cfg!(feature = "sqlite") {
         let folder = tempfile::tempdir().expect("a folder for the file");
         urls.push((format!("sqlite:{}", folder.path().join("locks.db").display()), Some(folder)));
