@@ -118,7 +118,7 @@ fn leftovers(server: &Server) -> Vec<String> {
 
 /// Waits until a release is carried out at all of these nodes: its caller is answered as soon as
 /// a majority has done so.
-async fn until_released(servers: &[Server]) {
+pub(crate) async fn until_released(servers: &[Server]) {
     let released = async || servers.iter().all(|server| leftovers(server).is_empty());
     until("the release at every node", released).await;
 }
@@ -271,6 +271,10 @@ async fn f51_node_that_writes_once_a_second_counts_as_one_that_forgets() {
     let options = options.argument("--appendfsync").argument("everysec");
     let group = options.start_many(3).await.expect("servers start");
     let one = early_client(long_url(&group)).await;
+    let findings = one.examine().await.expect("an answer");
+    let told = findings.iter().filter(|finding| finding.subject == "persistence");
+    let levels: Vec<Level> = told.map(|finding| finding.level).collect();
+    assert_eq!(levels, [Level::Warning; 3], "{findings:?}");
     let lease = counted_everywhere(&group, &one).await;
     group.servers()[0].restart().await.expect("it restarts");
     until_renewed(&lease).await;

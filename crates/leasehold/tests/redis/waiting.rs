@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use leasehold::{Mode, Released};
+use leasehold::layer::chaos::{Chaos, Trouble, Verb};
+use leasehold::{Client, Mode, Released};
 use leasehold_testkit::servers;
 
 use crate::support::*;
@@ -48,6 +49,26 @@ async fn f111_mailbox_cut_at_the_release_loses_nobody() {
         let next = waiter.granted().await;
         next.release().await.expect("an answer");
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f111_mailbox_that_comes_back_lets_whoever_waits_ask() {
+    let options = servers::Redis::new().user("deaf", "hush", "~* &leasehold:* +@all");
+    let server = options.start().await.expect("a server starts");
+    let holder = client(server.url()).await;
+    let (chaos, url) = (Chaos::default(), format!("redis://deaf:hush@{}", server.address()));
+    let engine = chaos.trouble(engine(url).await);
+    let waiting = Client::builder().engine(engine).expect("a client");
+    let lease = holder.mutex("report").ttl(LONG).lock().await.expect("free");
+    // Without heartbeats nothing but the mailbox can bring the waiter back before the ttl.
+    chaos.next(Verb::Renew, Trouble::Refuse, u32::MAX);
+    let waiter = Waiter::queue(&holder, &waiting, "report", 0).await;
+    // Ends the mailbox, so that the bell is rung for nobody; then it may be opened again.
+    told(&server, &["ACL", "SETUSER", "deaf", "resetchannels", "&leasehold:events:*"]);
+    assert_eq!(lease.release().await.expect("an answer"), Released::Released);
+    told(&server, &["ACL", "SETUSER", "deaf", "&leasehold:*"]);
+    assert!(waiter.granted().await.is_held());
+    assert_eq!(chaos.calls(Verb::Claim), 2, "one to join, and one when the mailbox was back");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,0 +1,264 @@
+//! The way to the nodes of a quorum: cut, slow, one-sided, and answers that are lost on it, at a
+//! minority and at a majority.
+
+use std::time::Duration;
+
+use leasehold::{Client, Error, LeaseState, LostCause, Released};
+use leasehold_testkit::servers::Group;
+use leasehold_testkit::{AfterLoss, Direction, Proxy, Server};
+
+use crate::redlock::{TTL, long_url, memory_only, until_released, url};
+use crate::support::*;
+
+/// The script calls of this engine, once the nodes know the scripts.
+const CALL: &str = "EVALSHA";
+
+/// How long a node may take where a test waits for longer.
+const NODE_TIMEOUT: Duration = Duration::from_millis(300);
+
+/// Three nodes, each behind a proxy.
+struct Fronts {
+    group: Group,
+    proxies: Vec<Proxy>,
+}
+
+impl Fronts {
+    async fn start() -> Self {
+        let group = memory_only(3).await;
+        let mut proxies = Vec::new();
+        for server in group.servers() {
+            proxies.push(proxy(server).await);
+        }
+        Self { group, proxies }
+    }
+
+    /// The nodes by their proxies.
+    fn url(&self, options: &str) -> String {
+        let hosts: Vec<String> =
+            self.proxies.iter().map(|proxy| proxy.address().to_string()).collect();
+        format!("redlock://{}?ttl_max_ms=600000&{options}", hosts.join(","))
+    }
+
+    /// The proxies before a minority, and before a majority.
+    fn parts(&self) -> [&[Proxy]; 2] {
+        [&self.proxies[..1], &self.proxies[..2]]
+    }
+
+    async fn pass(&self) {
+        for proxy in &self.proxies {
+            proxy.pass().await.expect("the proxy passes");
+        }
+    }
+
+    /// Somebody whose way to the nodes is never broken.
+    async fn bystander(&self) -> Client {
+        let bystander = client(long_url(&self.group)).await;
+        warm_up(&bystander).await;
+        bystander
+    }
+}
+
+/// How many claims a node has let in: each writes its line's hash once.
+fn claims(server: &Server) -> u64 {
+    calls(server, "hset")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f55_release_reaches_a_node_that_was_silent_all_the_time() {
+    let group = memory_only(3).await;
+    let client = client(url(&group, "ttl_max_ms=600000&node_timeout_ms=60000")).await;
+    warm_up(&client).await;
+    until_released(group.servers()).await;
+    let silent = &group.servers()[1];
+    let before = claims(silent);
+    silent.stop_process().expect("it stops");
+    let lease = soon("a grant", client.mutex("report").ttl(LONG).lock()).await.expect("free");
+    let released = soon("an answer", lease.release()).await.expect("known");
+    assert_eq!(released, Released::Released);
+    silent.continue_process().expect("it goes on");
+    until("the claim", async || claims(silent) > before).await;
+    until_released(group.servers()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f55_release_reaches_a_node_whose_time_limit_had_passed() {
+    let fronts = Fronts::start().await;
+    let limit = format!("node_timeout_ms={}", NODE_TIMEOUT.as_millis());
+    let client = client(fronts.url(&limit)).await;
+    warm_up(&client).await;
+    until_released(fronts.group.servers()).await;
+    let (silent, node) = (&fronts.proxies[1], &fronts.group.servers()[1]);
+    silent.block(Direction::Both);
+    let lease = soon("a grant", client.mutex("report").ttl(LONG).lock()).await.expect("free");
+    // The claim lies on the way to it, on a connection that is given up after its time limit.
+    tokio::time::sleep(2 * NODE_TIMEOUT).await;
+    let released = soon("an answer", lease.release()).await.expect("known");
+    assert_eq!(released, Released::Released);
+    let claimed = claims(node);
+    silent.pass().await.expect("the proxy passes");
+    until("the claim", async || claims(node) > claimed).await;
+    until_released(fronts.group.servers()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f20_partition_of_a_minority_is_not_noticed_and_of_a_majority_makes_uncertain() {
+    let fronts = Fronts::start().await;
+    let (one, two) = (early_client(fronts.url("")).await, fronts.bystander().await);
+    let lease = one.mutex("report").ttl(TTL).lock().await.expect("free");
+    fronts.proxies[0].block(Direction::Both);
+    for _ in 0..2 {
+        until_renewed(&lease).await;
+        assert_eq!(lease.state(), LeaseState::Held);
+    }
+    fronts.proxies[1].block(Direction::Both);
+    until("an uncertain lease", async || lease.state() != LeaseState::Held).await;
+    assert_eq!(lease.state(), LeaseState::Uncertain);
+    assert!(two.mutex("report").try_lock().await.expect("an answer").is_none());
+    let before = lease.safe_until();
+    fronts.pass().await;
+    until("a certain lease", async || lease.state() != LeaseState::Uncertain).await;
+    assert_eq!(lease.state(), LeaseState::Held);
+    assert!(lease.safe_until() > before);
+    assert_eq!(lease.release().await.expect("an answer"), Released::Released);
+}
+
+/// Cuts a holder off from a majority in one way, and sees that somebody else is granted only
+/// after it is lost.
+async fn cut_off(direction: Direction) {
+    let fronts = Fronts::start().await;
+    let (one, two) = (client(fronts.url("")).await, fronts.bystander().await);
+    let lease = one.mutex("report").ttl(Duration::from_secs(2)).lock().await.expect("free");
+    let waiter = Waiter::queue(&two, &two, "report", 0).await;
+    for proxy in fronts.parts()[1] {
+        proxy.block(direction);
+    }
+    let next = waiter.granted().await;
+    assert_eq!(lease.state(), LeaseState::Lost, "two hold at once");
+    let cause = soon("the loss", lease.lost()).await;
+    assert_eq!(cause, LostCause::Unreachable);
+    assert!(next.fence() > lease.fence());
+    fronts.pass().await;
+    assert_ne!(lease.release().await.expect("an answer"), Released::Released);
+    assert!(next.is_held());
+    assert_eq!(next.release().await.expect("an answer"), Released::Released);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f21_partition_of_a_majority_loses_the_lease_before_the_next_grant() {
+    cut_off(Direction::Both).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f21_requests_that_do_not_reach_a_majority_lose_the_lease_before_the_next_grant() {
+    cut_off(Direction::ToServer).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f22_peer_that_vanished_from_all_nodes_is_followed_after_its_ttl() {
+    let fronts = Fronts::start().await;
+    let (one, two) = (client(fronts.url("")).await, fronts.bystander().await);
+    let lease = one.mutex("report").ttl(Duration::from_secs(1)).lock().await.expect("free");
+    let fence = lease.fence();
+    // Nothing that the holder says from here on arrives, the end of its connections neither.
+    for proxy in &fronts.proxies {
+        proxy.block(Direction::Both);
+    }
+    drop((lease, one));
+    let next = soon("a grant", two.mutex("report").ttl(LONG).lock()).await.expect("a grant");
+    assert!(next.fence() > fence);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f23_lost_claim_answers_at_a_minority_and_a_majority_leave_one_claim_and_no_trace() {
+    let fronts = Fronts::start().await;
+    let (one, two) = (client(fronts.url("node_timeout_ms=1000")).await, fronts.bystander().await);
+    for after in [AfterLoss::Reset, AfterLoss::Silence] {
+        for part in fronts.parts() {
+            warm_up(&one).await;
+            until_released(fronts.group.servers()).await;
+            let before: u64 = part.iter().map(|proxy| proxy.traffic().replies_lost).sum();
+            for proxy in part {
+                proxy.lose_reply_to(CALL, after);
+            }
+            let lease = soon("a grant", one.mutex("report").ttl(LONG).lock()).await.expect("free");
+            let lost: u64 = part.iter().map(|proxy| proxy.traffic().replies_lost).sum();
+            assert_eq!(lost - before, part.len() as u64, "{after:?}");
+            let seen = two.show("report").await.expect("an answer").expect("it is held");
+            assert_eq!((seen.held.len(), seen.held[0].fence), (1, lease.fence()), "{after:?}");
+            assert_eq!(lease.release().await.expect("an answer"), Released::Released);
+            until_released(fronts.group.servers()).await;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f23_claim_whose_answers_a_majority_lost_is_cleaned_when_nothing_is_tried_again() {
+    let fronts = Fronts::start().await;
+    let one = plain_client(fronts.url("node_timeout_ms=1000")).await;
+    warm_up(&one).await;
+    until_released(fronts.group.servers()).await;
+    for proxy in fronts.parts()[1] {
+        proxy.lose_reply_to(CALL, AfterLoss::Reset);
+    }
+    let asked = soon("an answer", one.mutex("report").ttl(LONG).lock()).await;
+    assert!(matches!(&asked, Err(Error::NoMajority { .. })), "{asked:?}");
+    until_released(fronts.group.servers()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f24_lost_release_answers_at_a_minority_and_a_majority_are_harmless() {
+    let fronts = Fronts::start().await;
+    let (one, two) = (client(fronts.url("node_timeout_ms=1000")).await, fronts.bystander().await);
+    for after in [AfterLoss::Reset, AfterLoss::Silence] {
+        for part in fronts.parts() {
+            warm_up(&one).await;
+            let lease = one.mutex("report").ttl(LONG).lock().await.expect("free");
+            let waiter = Waiter::queue(&two, &two, "report", 0).await;
+            for proxy in part {
+                proxy.lose_reply_to(CALL, after);
+            }
+            let fence = lease.fence();
+            soon("an answer", lease.release()).await.expect("an answer");
+            let next = waiter.granted().await;
+            assert!(next.fence() > fence, "{after:?}");
+            assert_eq!(next.release().await.expect("an answer"), Released::Released);
+            until_released(fronts.group.servers()).await;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f26_answers_slower_than_the_ttl_are_not_awaited_from_a_minority_and_refused_from_more() {
+    let fronts = Fronts::start().await;
+    let one = plain_client(fronts.url("node_timeout_ms=20000")).await;
+    warm_up(&one).await;
+    let (slow, ttl) = (Duration::from_millis(1_500), Duration::from_millis(600));
+    fronts.proxies[0].delay(Direction::ToClient, slow);
+    let lease = one.mutex("report").ttl(LONG).lock().await.expect("two are quick");
+    assert_eq!(lease.release().await.expect("an answer"), Released::Released);
+    fronts.proxies[1].delay(Direction::ToClient, slow);
+    let answer = soon("an answer", one.mutex("slow").ttl(ttl).lock()).await;
+    let late = |error: &Error| matches!(error, Error::TooSlow { .. } | Error::NoMajority { .. });
+    assert!(answer.as_ref().is_err_and(late), "{answer:?}");
+    fronts.pass().await;
+    until_released(fronts.group.servers()).await;
+    assert_eq!(one.stats().active, 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f28_connections_to_nodes_cut_when_idle_are_opened_again() {
+    let fronts = Fronts::start().await;
+    for proxy in &fronts.proxies {
+        proxy.cut_idle(Duration::from_millis(200));
+    }
+    let (one, waiting) = (early_client(fronts.url("")).await, client(fronts.url("")).await);
+    let two = fronts.bystander().await;
+    let lease = one.mutex("report").ttl(TTL).lock().await.expect("free");
+    let waiter = Waiter::queue(&two, &waiting, "report", 0).await;
+    until_renewed(&lease).await;
+    until_renewed(&lease).await;
+    assert!(lease.is_held() && waiter.is_waiting());
+    assert!(fronts.proxies.iter().all(|proxy| proxy.traffic().accepted > 4), "nothing was cut");
+    assert_eq!(lease.release().await.expect("an answer"), Released::Released);
+    assert!(waiter.granted().await.is_held());
+}
