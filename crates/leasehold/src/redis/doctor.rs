@@ -176,7 +176,11 @@ pub(super) fn finding(level: Level, subject: &'static str, found: String, advice
 
 pub(super) fn version(about: &About) -> Finding {
     let found = format!("{} ({})", about.get("redis_version"), about.get("redis_mode"));
-    finding(Level::Good, "version", found, "")
+    match about.major() < MAJOR_MIN {
+        // Who was connected before the server was put back to it.
+        true => finding(Level::Bad, "version", found, "update the server to 7.0 or later"),
+        false => finding(Level::Good, "version", found, ""),
+    }
 }
 
 pub(super) fn eviction(about: &About) -> Finding {
@@ -328,4 +332,19 @@ async fn try_rarely_used(links: &Links, layout: &Layout, name: &Name) -> Result<
         links.run(redis::cmd("SCAN").arg(0).arg("COUNT").arg(1)).await?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_before_version_7_is_bad_and_refused() {
+        for (text, is_old) in [("6.2.14", true), ("7.0.0", false), ("8.2.1", false), ("", true)] {
+            let about = About::parse(&format!("redis_version:{text}\r\nredis_mode:standalone\r\n"));
+            let level = if is_old { Level::Bad } else { Level::Good };
+            assert_eq!(version(&about).level, level, "{text}");
+            assert_eq!(accept(&about, false).is_err(), is_old, "{text}");
+        }
+    }
 }

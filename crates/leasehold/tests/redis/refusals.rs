@@ -162,7 +162,7 @@ async fn server_that_hangs_up_is_unreachable() {
 async fn monotonous(answer: &'static str) -> String {
     fake(move |stream| async move {
         let mut stream = BufReader::new(stream);
-        while let Ok(Some(())) = skip_command(&mut stream).await {
+        while let Ok(Some(_)) = read_command(&mut stream).await {
             let line = format!("{answer}\r\n");
             if stream.get_mut().write_all(line.as_bytes()).await.is_err() {
                 return;
@@ -172,8 +172,9 @@ async fn monotonous(answer: &'static str) -> String {
     .await
 }
 
-/// Reads one command; `None` at the end of the stream.
-async fn skip_command(stream: &mut BufReader<TcpStream>) -> std::io::Result<Option<()>> {
+/// Reads the first word of one command; `None` at the end of the stream.
+async fn read_command(stream: &mut BufReader<TcpStream>) -> std::io::Result<Option<String>> {
+    let mut first = None;
     let mut line = String::new();
     if stream.read_line(&mut line).await? == 0 {
         return Ok(None);
@@ -183,9 +184,50 @@ async fn skip_command(stream: &mut BufReader<TcpStream>) -> std::io::Result<Opti
         line.clear();
         stream.read_line(&mut line).await?;
         let length: usize = line[1..].trim().parse().expect("each word has a length");
-        stream.read_exact(&mut vec![0; length + 2]).await?;
+        let mut word = vec![0; length + 2];
+        stream.read_exact(&mut word).await?;
+        first.get_or_insert_with(|| String::from_utf8_lossy(&word[..length]).into_owned());
     }
-    Ok(Some(()))
+    Ok(first)
+}
+
+/// Says of itself that it is a server of this version, and agrees to everything else.
+async fn agreeable(version: &'static str) -> String {
+    fake(move |stream| async move {
+        let mut stream = BufReader::new(stream);
+        while let Ok(Some(command)) = read_command(&mut stream).await {
+            let about = format!("redis_version:{version}\r\nrun_id:1\r\n");
+            let answer = match command.as_str() {
+                "INFO" => format!("${}\r\n{about}\r\n", about.len()),
+                _ => "+OK\r\n".to_owned(),
+            };
+            if stream.get_mut().write_all(answer.as_bytes()).await.is_err() {
+                return;
+            }
+        }
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn server_before_version_7_is_refused_for_good_and_so_is_such_a_node() {
+    for version in ["6.2.14", "5.0", ""] {
+        let mut hosts = Vec::new();
+        for _ in 0..3 {
+            let server = agreeable(version).await;
+            hosts.push(server.rsplit_once('@').expect("a login").1.to_owned());
+        }
+        let quorum = leasehold::connect(format!("redlock://{}", hosts.join(","))).await;
+        let errors = [refused(&format!("redis://{}", hosts[0])).await, quorum.expect_err(version)];
+        for error in errors {
+            assert!(matches!(error, Error::Config(Config::Unsupported { .. })), "{error:?}");
+            assert!(!error.is_transient() && error.to_string().contains("7.0"), "{error}");
+        }
+    }
+    // It is the version that counts.
+    let server = agreeable("7.0.0").await;
+    let address = server.rsplit_once('@').expect("a login").1;
+    engine(format!("redis://{address}")).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
