@@ -19,6 +19,8 @@ mod keys;
 mod link;
 mod mailbox;
 mod node;
+#[cfg(test)]
+mod node_tests;
 mod notices;
 mod redlock;
 mod scripts;

@@ -37,7 +37,7 @@ pub async fn open(url: &str) -> Result<Quorum> {
     Quorum::open(nodes, settings).await
 }
 
-fn parse(url: &str) -> Result<(Vec<Arc<dyn Node>>, Settings)> {
+pub(super) fn parse(url: &str) -> Result<(Vec<Arc<dyn Node>>, Settings)> {
     let mut address = Address::parse(url, PORT, EXAMPLES)?;
     let store = address.public();
     let secure = address.scheme == "redlocks";
