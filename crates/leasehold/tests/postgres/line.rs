@@ -87,7 +87,8 @@ async fn pages_of_an_early_plan(
          PREPARE short ({types}) AS {statement}; EXECUTE short ({arguments}); \
          INSERT INTO {schema}.lines VALUES ('n', 4294967295, {length}, 1, 4294967295, 1, {length}, \
          now() + interval '1 h'); \
-         INSERT INTO {schema}.claims SELECT 'n', {schema}.next_fence(), decode(lpad(to_hex(i), 32, '0'), 'hex'), \
+         INSERT INTO {schema}.claims SELECT 'n', {schema}.next_fence(), \
+         decode(lpad(to_hex(i), 32, '0'), 'hex'), \
          4294967295, i, {}, 'l', '', NULL, now(), CASE WHEN i = 1 THEN now() END, \
          now() + interval '1 h', 7 FROM generate_series(1, {length}) i; \
          EXPLAIN (ANALYZE, BUFFERS, TIMING OFF) EXECUTE short ({arguments})",
