@@ -1,6 +1,7 @@
 //! Handles: a lease as text, taken up by somebody else.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use leasehold::error::Config;
 use leasehold::memory::Memory;
@@ -19,6 +20,9 @@ super::cases! {
     lease_released_by_its_handle_is_lost_to_its_owner: detach,
     lease_detached_after_a_wait_has_its_whole_ttl: detach & ttl_per_claim,
 }
+
+/// How far the ends of a claim at the nodes of a quorum may be apart.
+const NODES_APART: Duration = Duration::from_millis(100);
 
 async fn handle_is_taken_up_by_another_client(lab: Arc<dyn Harness>) -> Outcome {
     let name = "handle:adopt";
@@ -88,10 +92,11 @@ async fn check_tells_how_long_and_does_not_extend(lab: Arc<dyn Harness>) -> Outc
     let handle = lease.handle();
     let first = two.check(&handle).await?.expect("it is held");
     assert!(first <= LONG && first > LONG / 2, "{first:?}");
+    // Nodes of a quorum got it one after the other, and other ones may answer each time.
     until("time to pass in the store", async || {
         let later = two.check(&handle).await?.expect("it is held");
-        assert!(later <= first, "{later:?} after {first:?}");
-        Ok(later < first)
+        assert!(later <= first + NODES_APART, "{later:?} after {first:?}");
+        Ok(later + NODES_APART < first)
     })
     .await?;
     assert_eq!(lease.release().await?, Released::Released);

@@ -78,6 +78,24 @@ async fn who_never_waits_does_not_watch() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_watches_once_however_many_of_its_claims_wait() {
+    let server = server().await;
+    let [one, two] = [client(server.url()).await, client(server.url()).await];
+    let (mut leases, mut waiters) = (Vec::new(), Vec::new());
+    for name in 0..50 {
+        let name = format!("taken:{name}");
+        leases.push(one.mutex(&name).ttl(LONG).lock().await.expect("free"));
+        waiters.push(Waiter::start(two.claim(&name).ttl(LONG)));
+        until_waiting(&one, &name, 1).await;
+    }
+    assert_eq!(metric(&server, "etcd_debugging_mvcc_watcher_total"), 1);
+    for (lease, waiter) in leases.into_iter().zip(&mut waiters) {
+        lease.release().await.expect("an answer");
+        waiter.granted().await.release().await.expect("an answer");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_refused_try_writes_nothing() {
     let server = server().await;
     let client = client(server.url()).await;

@@ -1,7 +1,8 @@
 //! Stores to test on, an engine with hooks around its verbs, and waiting for facts.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -27,6 +28,9 @@ pub(crate) const LONG: Duration = Duration::from_secs(300);
 #[derive(Debug)]
 pub(crate) enum Store {
     Memory(Memory),
+    /// The address of a prefix of its own.
+    #[cfg(feature = "etcd")]
+    Etcd(String),
     /// The address of a schema of its own.
     #[cfg(feature = "postgres")]
     Postgres(String),
@@ -38,12 +42,17 @@ pub(crate) enum Store {
     Redlock(String),
     #[cfg(feature = "sqlite")]
     Sqlite(tempfile::TempDir),
+    /// The address of a node of its own.
+    #[cfg(feature = "zookeeper")]
+    Zookeeper(String),
 }
 
 impl Store {
     pub(crate) fn engine(&self) -> Arc<dyn Engine> {
         match self {
             Store::Memory(memory) => Arc::new(memory.clone()),
+            #[cfg(feature = "etcd")]
+            Store::Etcd(url) => Arc::new(etcd(url)),
             #[cfg(feature = "postgres")]
             Store::Postgres(url) => Arc::new(postgres(url)),
             #[cfg(feature = "redis")]
@@ -52,6 +61,8 @@ impl Store {
             Store::Redlock(url) => Arc::new(redlock(url)),
             #[cfg(feature = "sqlite")]
             Store::Sqlite(folder) => Arc::new(sqlite(folder)),
+            #[cfg(feature = "zookeeper")]
+            Store::Zookeeper(url) => Arc::new(zookeeper(url)),
         }
     }
 
@@ -64,6 +75,11 @@ impl Store {
     pub(crate) fn twins(&self) -> [Client; 2] {
         let clients = match self {
             Store::Memory(memory) => [0, 1].map(|_| Client::builder().engine(memory.clone())),
+            #[cfg(feature = "etcd")]
+            Store::Etcd(url) => {
+                let engine = etcd(url);
+                [0, 1].map(|_| Client::builder().engine(engine.clone()))
+            }
             #[cfg(feature = "postgres")]
             Store::Postgres(url) => {
                 let engine = postgres(url);
@@ -84,6 +100,11 @@ impl Store {
                 let engine = sqlite(folder);
                 [0, 1].map(|_| Client::builder().engine(engine.clone()))
             }
+            #[cfg(feature = "zookeeper")]
+            Store::Zookeeper(url) => {
+                let engine = zookeeper(url);
+                [0, 1].map(|_| Client::builder().engine(engine.clone()))
+            }
         };
         clients.map(|client| client.expect("a client of an empty store"))
     }
@@ -95,6 +116,8 @@ impl Store {
     pub(crate) fn client_with(&self, builder: ClientBuilder) -> Client {
         let client = match self {
             Store::Memory(memory) => builder.engine(memory.clone()),
+            #[cfg(feature = "etcd")]
+            Store::Etcd(url) => builder.engine(etcd(url)),
             #[cfg(feature = "postgres")]
             Store::Postgres(url) => builder.engine(postgres(url)),
             #[cfg(feature = "redis")]
@@ -103,6 +126,8 @@ impl Store {
             Store::Redlock(url) => builder.engine(redlock(url)),
             #[cfg(feature = "sqlite")]
             Store::Sqlite(folder) => builder.engine(sqlite(folder)),
+            #[cfg(feature = "zookeeper")]
+            Store::Zookeeper(url) => builder.engine(zookeeper(url)),
         };
         client.expect("a client of an empty store")
     }
@@ -124,7 +149,7 @@ impl Store {
 }
 
 /// Tests ask for engines where they cannot wait; here they may block.
-#[cfg(any(feature = "postgres", feature = "redis"))]
+#[cfg(any(feature = "etcd", feature = "postgres", feature = "redis", feature = "zookeeper"))]
 fn opened<T>(open: impl Future<Output = Result<T>>) -> T {
     let opened = match tokio::runtime::Handle::try_current() {
         Ok(here) => tokio::task::block_in_place(|| here.block_on(open)),
@@ -132,6 +157,41 @@ fn opened<T>(open: impl Future<Output = Result<T>>) -> T {
         Err(_) => runtime().block_on(open),
     };
     opened.expect("a store of its own")
+}
+
+/// A number that no other store has.
+#[cfg(any(feature = "etcd", feature = "postgres", feature = "redis", feature = "zookeeper"))]
+fn next() -> u32 {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+#[cfg(feature = "etcd")]
+fn etcd(url: &str) -> leasehold::etcd::Etcd {
+    opened(leasehold::etcd::Etcd::open(url))
+}
+
+#[cfg(feature = "zookeeper")]
+fn zookeeper(url: &str) -> leasehold::zookeeper::ZooKeeper {
+    opened(leasehold::zookeeper::ZooKeeper::open(url))
+}
+
+/// A prefix of its own on a server that lives as long as this program.
+#[cfg(feature = "etcd")]
+pub(crate) fn etcd_url() -> String {
+    static SERVER: OnceLock<leasehold_testkit::Server> = OnceLock::new();
+    let start = || leasehold_testkit::Etcd::new().start_blocking().expect("a server");
+    let (url, next) = (SERVER.get_or_init(start).url(), next());
+    format!("{url}?prefix=store-{next}/")
+}
+
+/// A node of its own on a server that lives as long as this program.
+#[cfg(feature = "zookeeper")]
+pub(crate) fn zookeeper_url() -> String {
+    static SERVER: OnceLock<leasehold_testkit::Server> = OnceLock::new();
+    let start = || leasehold_testkit::Zookeeper::new().start_blocking().expect("a server");
+    let (url, next) = (SERVER.get_or_init(start).url(), next());
+    format!("{url}/store-{next}")
 }
 
 #[cfg(feature = "postgres")]
@@ -152,16 +212,13 @@ fn redlock(url: &str) -> leasehold::quorum::Quorum {
 /// Databases of their own on servers that live as long as this program: on one, and on three.
 #[cfg(feature = "redis")]
 pub(crate) fn redis_urls() -> (String, String) {
-    use std::sync::OnceLock;
-    use std::sync::atomic::{AtomicU32, Ordering};
     static NODES: OnceLock<leasehold_testkit::servers::Group> = OnceLock::new();
-    static NEXT: AtomicU32 = AtomicU32::new(0);
     let start = || {
         let options = leasehold_testkit::Redis::new().argument("--databases").argument("1000");
         options.start_many_blocking(3).expect("servers")
     };
     let nodes = NODES.get_or_init(start).servers();
-    let (one, all) = (NEXT.fetch_add(1, Ordering::Relaxed), NEXT.fetch_add(1, Ordering::Relaxed));
+    let (one, all) = (next(), next());
     let hosts: Vec<String> = nodes.iter().map(|node| node.address().to_string()).collect();
     // A busy machine is no silent node, and ttls are as long as the tests have them.
     let options = "ttl_max_ms=600000&node_timeout_ms=5000";
@@ -172,12 +229,9 @@ pub(crate) fn redis_urls() -> (String, String) {
 /// A schema of its own on a server that lives as long as this program.
 #[cfg(feature = "postgres")]
 pub(crate) fn postgres_url() -> String {
-    use std::sync::OnceLock;
-    use std::sync::atomic::{AtomicU32, Ordering};
     static SERVER: OnceLock<leasehold_testkit::Server> = OnceLock::new();
-    static NEXT: AtomicU32 = AtomicU32::new(0);
     let start = || leasehold_testkit::Postgres::new().start_blocking().expect("a server");
-    let (url, next) = (SERVER.get_or_init(start).url(), NEXT.fetch_add(1, Ordering::Relaxed));
+    let (url, next) = (SERVER.get_or_init(start).url(), next());
     format!("{url}?schema=store_{next}")
 }
 
@@ -192,6 +246,8 @@ pub(crate) fn stores() -> Vec<Store> {
     let (redis, redlock) = redis_urls();
     vec![
         Store::Memory(Memory::new()),
+        #[cfg(feature = "etcd")]
+        Store::Etcd(etcd_url()),
         #[cfg(feature = "postgres")]
         Store::Postgres(postgres_url()),
         #[cfg(feature = "redis")]
@@ -200,6 +256,8 @@ pub(crate) fn stores() -> Vec<Store> {
         Store::Redlock(redlock),
         #[cfg(feature = "sqlite")]
         Store::Sqlite(tempfile::tempdir().expect("a folder for the file")),
+        #[cfg(feature = "zookeeper")]
+        Store::Zookeeper(zookeeper_url()),
     ]
 }
 

@@ -83,6 +83,8 @@ fn f11_lease_dropped_without_a_runtime_is_released_when_the_store_is_back() {
 fn urls() -> Vec<(String, Option<tempfile::TempDir>)> {
     let memory = format!("memory:blocking-{}", rand::random::<u64>());
     let mut urls = vec![(memory, None)];
+    #[cfg(feature = "etcd")]
+    urls.push((crate::support::etcd_url(), None));
     #[cfg(feature = "postgres")]
     urls.push((crate::support::postgres_url(), None));
     #[cfg(feature = "redis")]
@@ -90,6 +92,8 @@ fn urls() -> Vec<(String, Option<tempfile::TempDir>)> {
         let (redis, redlock) = crate::support::redis_urls();
         urls.extend([(redis, None), (redlock, None)]);
     }
+    #[cfg(feature = "zookeeper")]
+    urls.push((crate::support::zookeeper_url(), None));
     if cfg!(feature = "sqlite") {
         let folder = tempfile::tempdir().expect("a folder for the file");
         urls.push((format!("sqlite:{}", folder.path().join("locks.db").display()), Some(folder)));
