@@ -189,7 +189,11 @@ pub(crate) fn etcd_url() -> String {
 #[cfg(feature = "zookeeper")]
 pub(crate) fn zookeeper_url() -> String {
     static SERVER: OnceLock<leasehold_testkit::Server> = OnceLock::new();
-    let start = || leasehold_testkit::Zookeeper::new().start_blocking().expect("a server");
+    let start = || {
+        // A lease never lasts longer than its session proves.
+        let options = leasehold_testkit::Zookeeper::new().setting("maxSessionTimeout", "3600000");
+        options.start_blocking().expect("a server")
+    };
     let (url, next) = (SERVER.get_or_init(start).url(), next());
     format!("{url}/store-{next}")
 }
