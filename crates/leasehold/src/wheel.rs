@@ -297,6 +297,10 @@ mod tests {
         };
         let wheel = Wheel::start(&home.handle, task);
         is_ready.blocking_recv().expect("its first turn");
+        // That turn is over when the thread has one for another task.
+        let (turned, has_turned) = oneshot::channel();
+        home.handle.spawn(async move { turned.send(()) });
+        has_turned.blocking_recv().expect("another turn");
         let pushed = std::panic::AssertUnwindSafe(|| wheel.push_with(|| ask.try_send(())));
         assert!(std::panic::catch_unwind(pushed).is_err());
         wheel.push();
