@@ -11,6 +11,11 @@ Says `ready` when it has reached the server, then answers each line with one lin
     release NAME              released | gone
     extend NAME TTL_MS        extended | gone
     write NODE                written | refused    (only on ZooKeeper)
+    seal NODE                 sealed | refused     (the same: from now on all may only read it)
+    take NAME                 held | busy          (only psycopg and asyncpg: defaults for all else)
+    keep NAME                 extended | gone      (the same)
+    mark NAME JSON            held | busy          (the same, with metadata)
+    see NAME                  HOLDER SECONDS JSON | free    (the same, from the view)
 
 `gone` is the answer for a lock that ended, that somebody else has, or that was never taken. What
 cannot be done is answered with `error` and the reason.
@@ -27,12 +32,15 @@ The kinds, and where each keeps the lock of NAME:
     psycopg-advisory   a session's advisory lock on the key that django-pglock makes of NAME; it lasts
                        as long as the connection, without ttl
     kazoo              below the ZooKeeper node /NAME; it lasts as long as the session, without ttl
+    kazoo-read         the same, with the package's `ReadLock`
+    kazoo-write        the same, with its `WriteLock`
 
 No lock is renewed: it ends with its ttl, as it does for who holds one for too long.
 """
 
 import asyncio
 import hashlib
+import json
 import math
 import os
 import sys
@@ -192,6 +200,36 @@ class Psycopg:
         )
 
 
+    def take(self, name):
+        return self.call("SELECT leasehold.acquire_lock(%s, %s)", name, self.holder)
+
+    def keep(self, name):
+        return self.call("SELECT leasehold.extend_lock(%s, %s)", name, self.holder)
+
+    def mark(self, name, metadata):
+        from psycopg.types.json import Jsonb
+
+        return self.call(
+            "SELECT leasehold.acquire_lock(%s, %s, p_metadata => %s)",
+            name,
+            self.holder,
+            Jsonb(metadata),
+        )
+
+    def see(self, name):
+        """Who has a lock, for how many seconds in all, and what was said with it."""
+        with self.connection.transaction():
+            row = self.connection.execute(
+                "SELECT holder_id, acquired_at, expires_at, metadata"
+                " FROM leasehold.distributed_locks WHERE lock_name = %s",
+                (name,),
+            ).fetchone()
+        if row is None:
+            return None
+        holder, acquired_at, expires_at, metadata = row
+        return holder, (expires_at - acquired_at).total_seconds(), metadata
+
+
 class Asyncpg(Psycopg):
     """The same with asyncpg, in autocommit."""
 
@@ -206,6 +244,25 @@ class Asyncpg(Psycopg):
         for place in range(1, len(values) + 1):
             statement = statement.replace("%s", f"${place}", 1)
         return self.loop.run_until_complete(self.connection.fetchval(statement, *values))
+
+    def mark(self, name, metadata):
+        return self.call(
+            "SELECT leasehold.acquire_lock(%s, %s, p_metadata => %s)",
+            name,
+            self.holder,
+            json.dumps(metadata),
+        )
+
+    def see(self, name):
+        row = self.loop.run_until_complete(
+            self.connection.fetchrow(
+                "SELECT * FROM leasehold.distributed_locks WHERE lock_name = $1", name
+            )
+        )
+        if row is None:
+            return None
+        span = row["expires_at"] - row["acquired_at"]
+        return row["holder_id"], span.total_seconds(), json.loads(row["metadata"])
 
 
 class PsycopgAdvisory:
@@ -243,6 +300,8 @@ class PsycopgAdvisory:
 class Kazoo:
     """`kazoo.recipe.lock.Lock`."""
 
+    KIND = "Lock"
+
     def __init__(self, url):
         import kazoo.client
         import kazoo.exceptions
@@ -253,7 +312,7 @@ class Kazoo:
         self.locks = {}
 
     def take(self, name, **how):
-        lock = self.client.Lock("/" + name, "leasehold's peer")
+        lock = getattr(self.client, self.KIND)("/" + name, "leasehold's peer")
         try:
             held = lock.acquire(**how)
         except self.errors.LockTimeout:
@@ -283,6 +342,28 @@ class Kazoo:
             return False
         return True
 
+    def seal(self, node):
+        """Lets everybody read a node, and nobody do more; false if that is not allowed."""
+        import kazoo.security
+
+        try:
+            self.client.set_acls(node, kazoo.security.READ_ACL_UNSAFE)
+        except self.errors.NoAuthError:
+            return False
+        return True
+
+
+class KazooRead(Kazoo):
+    """`kazoo.recipe.lock.ReadLock`."""
+
+    KIND = "ReadLock"
+
+
+class KazooWrite(Kazoo):
+    """`kazoo.recipe.lock.WriteLock`."""
+
+    KIND = "WriteLock"
+
 
 KINDS = {
     "redis-py": RedisPy,
@@ -292,6 +373,8 @@ KINDS = {
     "asyncpg": Asyncpg,
     "psycopg-advisory": PsycopgAdvisory,
     "kazoo": Kazoo,
+    "kazoo-read": KazooRead,
+    "kazoo-write": KazooWrite,
 }
 
 
@@ -310,6 +393,19 @@ def answer(peer, line):
             return "released" if peer.release(name) else "gone"
         case ["write", node]:
             return "written" if peer.write(node) else "refused"
+        case ["seal", node]:
+            return "sealed" if peer.seal(node) else "refused"
+        case ["take", name]:
+            return "held" if peer.take(name) else "busy"
+        case ["keep", name]:
+            return "extended" if peer.keep(name) else "gone"
+        case ["mark", name, metadata]:
+            return "held" if peer.mark(name, json.loads(metadata)) else "busy"
+        case ["see", name]:
+            if (seen := peer.see(name)) is None:
+                return "free"
+            holder, span, metadata = seen
+            return f"{holder} {round(span)} {json.dumps(metadata)}"
         case ["extend", name, ttl_ms]:
             return "extended" if peer.extend(name, int(ttl_ms)) else "gone"
         case _:

@@ -8,10 +8,11 @@ use std::io::{self, Write};
 use std::os::unix::fs::{OpenOptionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rcgen::{
     BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa,
-    KeyPair, KeyUsagePurpose,
+    KeyPair, KeyUsagePurpose, date_time_ymd,
 };
 
 use crate::error::{Doing, Error, Result};
@@ -20,6 +21,9 @@ use crate::programs::User;
 
 /// The name in the client's certificate.
 pub const CLIENT_NAME: &str = "leasehold";
+
+/// What servers of the harness are reached by.
+const NAMES: [&str; 2] = ["127.0.0.1", "localhost"];
 
 const CA: &str = "ca.pem";
 const OTHER_CA: &str = "other-ca.pem";
@@ -56,12 +60,31 @@ pub(crate) struct ServerFiles {
 impl Certificates {
     /// Makes an authority, and a server's certificate for `127.0.0.1` and `localhost`.
     pub fn new() -> Result<Certificates> {
-        Certificates::for_names(&["127.0.0.1", "localhost"])
+        Certificates::for_names(&NAMES)
     }
 
     /// Makes an authority, and a server's certificate for other names or addresses than the
     /// servers have, to see that a client checks them.
     pub fn for_names(names: &[&str]) -> Result<Certificates> {
+        Certificates::made(names, None, false)
+    }
+
+    /// [`new`](Certificates::new), with a client's certificate that runs out after `life`, of which
+    /// the last second is a whole one.
+    pub fn with_client_valid_for(life: Duration) -> Result<Certificates> {
+        Certificates::made(&NAMES, Some(life), false)
+    }
+
+    /// [`new`](Certificates::new), with a server's certificate that ran out years ago.
+    pub fn with_server_that_ran_out() -> Result<Certificates> {
+        Certificates::made(&NAMES, None, true)
+    }
+
+    fn made(
+        names: &[&str],
+        client_life: Option<Duration>,
+        server_ran_out: bool,
+    ) -> Result<Certificates> {
         let folder = Folder::new()?;
         let save = |name: &str, text: &str| write(&folder.path().join(name), text);
         let authority = authority("leasehold tests")?;
@@ -69,10 +92,19 @@ impl Certificates {
         save(OTHER_CA, &self::authority("somebody else")?.pem())?;
         // Members of a group are clients of each other too.
         let both = [ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
-        let (certificate, key) = signed(&authority, "server", names, &both)?;
+        let mut server = named("server", names)?;
+        if server_ran_out {
+            server.not_after = date_time_ymd(2020, 1, 1);
+        }
+        let (certificate, key) = signed(&authority, server, &both)?;
         save(SERVER_CERTIFICATE, &certificate)?;
         save(SERVER_KEY, &key)?;
-        let (certificate, key) = signed(&authority, CLIENT_NAME, &[], &both[1..])?;
+        let mut client = named(CLIENT_NAME, &[])?;
+        if let Some(life) = client_life {
+            let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).map_err(failed)?;
+            client.not_after = date_time_ymd(1970, 1, 1) + since_1970 + life;
+        }
+        let (certificate, key) = signed(&authority, client, &both[1..])?;
         save(CLIENT_CERTIFICATE, &certificate)?;
         save(CLIENT_KEY, &key)?;
         Ok(Certificates { folder: Arc::new(folder) })
@@ -151,11 +183,9 @@ fn authority(name: &str) -> Result<CertifiedIssuer<'static, KeyPair>> {
 /// A certificate and its key, both as PEM.
 fn signed(
     authority: &CertifiedIssuer<'static, KeyPair>,
-    name: &str,
-    alternatives: &[&str],
+    mut parameters: CertificateParams,
     purposes: &[ExtendedKeyUsagePurpose],
 ) -> Result<(String, String)> {
-    let mut parameters = named(name, alternatives)?;
     parameters.key_usages = vec![KeyUsagePurpose::DigitalSignature];
     parameters.extended_key_usages = purposes.to_vec();
     parameters.use_authority_key_identifier_extension = true;
@@ -226,6 +256,14 @@ mod tests {
         let server = made.server_certificate();
         assert!(verifies(&made.ca(), &server, &["-verify_hostname", "elsewhere.invalid"]));
         assert!(!verifies(&made.ca(), &server, &["-verify_ip", "127.0.0.1"]));
+    }
+
+    #[test]
+    fn server_certificate_that_ran_out_is_good_but_for_that() {
+        let made = Certificates::with_server_that_ran_out().unwrap();
+        let server = made.server_certificate();
+        assert!(!verifies(&made.ca(), &server, &[]));
+        assert!(verifies(&made.ca(), &server, &["-no_check_time", "-verify_ip", "127.0.0.1"]));
     }
 
     #[test]

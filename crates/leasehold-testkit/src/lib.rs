@@ -10,6 +10,7 @@
 //! - [`certificates`] makes a private authority and what it signs.
 //! - [`waiting`] awaits events, with a limit that only a test which hangs reaches.
 //! - [`doctor`] asks what is found in a store.
+//! - [`bare`] makes claims for an engine itself, and [`Renewals`] counts what a keeper does.
 //! - [`conformance`] is the suite that every engine passes.
 //!
 //! Nothing outlives the test process: children get `SIGKILL` when it ends, however it ends. A
@@ -30,6 +31,7 @@
 
 #![warn(missing_docs, missing_debug_implementations, unreachable_pub)]
 
+pub mod bare;
 pub mod certificates;
 pub mod clock;
 pub mod conformance;
@@ -42,6 +44,7 @@ pub mod ports;
 pub mod process;
 mod programs;
 pub mod proxy;
+mod renewals;
 pub mod servers;
 pub mod stall;
 pub mod waiting;
@@ -54,6 +57,8 @@ pub use error::{Error, Result};
 pub use folder::remove_orphans;
 pub use peer::{Peer, PeerKind};
 pub use proxy::{AfterLoss, Direction, Proxy, Traffic};
-pub use servers::{Etcd, Group, Pgbouncer, Postgres, Redis, SentinelGroup, Server, Zookeeper};
+pub use renewals::Renewals;
+pub use servers::{Etcd, Group, Pgbouncer, Postgres, Redis, SentinelGroup, Server};
+pub use servers::{SplitCluster, Zookeeper};
 pub use stall::StalledDisk;
 pub use worker::Worker;

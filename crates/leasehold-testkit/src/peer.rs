@@ -45,6 +45,10 @@ pub enum PeerKind {
     PsycopgAdvisory,
     /// `Lock` of kazoo on ZooKeeper. It has no ttl, and cannot be extended.
     Kazoo,
+    /// `ReadLock` of kazoo, otherwise the same.
+    KazooRead,
+    /// `WriteLock` of kazoo, otherwise the same.
+    KazooWrite,
     /// `InterProcessMutex` of Curator on ZooKeeper. As kazoo's, without a ttl; and a peer that has
     /// it gets it again.
     Curator,
@@ -75,7 +79,9 @@ impl PeerKind {
             | PeerKind::PsycopgAdvisory => name.to_owned(),
             PeerKind::PythonRedisLock => format!("lock:{name}"),
             PeerKind::RedisSemaphore => format!("mutex:{name}"),
-            PeerKind::Kazoo | PeerKind::Curator => format!("/{name}"),
+            PeerKind::Kazoo | PeerKind::KazooRead | PeerKind::KazooWrite | PeerKind::Curator => {
+                format!("/{name}")
+            }
         }
     }
 
@@ -91,6 +97,8 @@ impl PeerKind {
             PeerKind::Asyncpg => "asyncpg",
             PeerKind::PsycopgAdvisory => "psycopg-advisory",
             PeerKind::Kazoo => "kazoo",
+            PeerKind::KazooRead => "kazoo-read",
+            PeerKind::KazooWrite => "kazoo-write",
             PeerKind::Curator => "curator",
         }
     }
@@ -212,6 +220,39 @@ impl Peer {
         self.ask(&request, Duration::ZERO, ["written", "refused"]).await
     }
 
+    /// Lets everybody read a node of ZooKeeper and nobody do more; only kazoo's peers can. False
+    /// when that is not allowed.
+    pub async fn seal(&mut self, node: &str) -> Result<bool> {
+        let request = format!("seal {}", word(node));
+        self.ask(&request, Duration::ZERO, ["sealed", "refused"]).await
+    }
+
+    /// Tries once to take a lock, with the package's defaults for all but its name and holder; on
+    /// PostgreSQL, here and below.
+    pub async fn take(&mut self, name: &str) -> Result<bool> {
+        self.ask(&format!("take {}", word(name)), Duration::ZERO, ["held", "busy"]).await
+    }
+
+    /// Makes a lock last for the default ttl from now; false when it was the peer's no more.
+    pub async fn keep(&mut self, name: &str) -> Result<bool> {
+        self.ask(&format!("keep {}", word(name)), Duration::ZERO, ["extended", "gone"]).await
+    }
+
+    /// As [`take`](Peer::take), with metadata in JSON without spaces.
+    pub async fn mark(&mut self, name: &str, metadata: &str) -> Result<bool> {
+        let request = format!("mark {} {}", word(name), word(metadata));
+        self.ask(&request, Duration::ZERO, ["held", "busy"]).await
+    }
+
+    /// What the view of locks says about a name: holder, seconds from beginning to end, metadata;
+    /// or `free`.
+    pub async fn see(&mut self, name: &str) -> Result<String> {
+        let request = format!("see {}", word(name));
+        self.worker.send_line(&request)?;
+        self.owed += 1;
+        self.line(Duration::ZERO).await
+    }
+
     /// Ends the process with `SIGKILL`, as a crash would.
     pub fn kill(&mut self) -> Result<ExitStatus> {
         self.worker.kill()
@@ -230,6 +271,16 @@ impl Peer {
 
     /// Reads the answer to the last request, which is the first of two words or the second.
     async fn answer(&mut self, request: &str, wait: Duration, answers: [&str; 2]) -> Result<bool> {
+        let line = self.line(wait).await?;
+        if let Some(which) = answers.iter().position(|answer| *answer == line) {
+            return Ok(which == 0);
+        }
+        let (server, request) = (self.kind.to_string(), request.to_owned());
+        Err(Error::Refused { server, request, answer: line })
+    }
+
+    /// Reads the answer to the last request.
+    async fn line(&mut self, wait: Duration) -> Result<String> {
         loop {
             let line = self.worker.next_line(wait + ANSWER_LIMIT).await?;
             let Some(line) = line else {
@@ -237,14 +288,9 @@ impl Peer {
                 return Err(Error::NotRunning { name });
             };
             self.owed -= 1;
-            if self.owed > 0 {
-                continue;
+            if self.owed == 0 {
+                return Ok(line);
             }
-            if let Some(which) = answers.iter().position(|answer| *answer == line) {
-                return Ok(which == 0);
-            }
-            let (server, request) = (self.kind.to_string(), request.to_owned());
-            return Err(Error::Refused { server, request, answer: line });
         }
     }
 }

@@ -11,7 +11,7 @@ use super::harness::{Harness, LONG};
 use super::support::{Outcome, Waiter, soon, until_free, until_waiting};
 
 super::cases! {
-    cancelled_waiter_leaves_the_line,
+    f114_cancelled_waiter_leaves_the_line,
     cancelled_waiter_does_not_hold_up_the_others: fifo,
     waiter_cancelled_at_the_hand_off_passes_it_on: fifo,
     claim_cancelled_after_it_was_granted_is_released,
@@ -21,7 +21,7 @@ super::cases! {
     cancelled_work_gives_its_lease_back,
 }
 
-async fn cancelled_waiter_leaves_the_line(lab: Arc<dyn Harness>) -> Outcome {
+async fn f114_cancelled_waiter_leaves_the_line(lab: Arc<dyn Harness>) -> Outcome {
     let name = "cancel:waiter";
     let [one, two] = lab.clients().await?;
     let lease = one.mutex(name).ttl(LONG).lock().await?;

@@ -8,17 +8,21 @@ use leasehold::{Handle, LeaseState, Mode, Released};
 
 use super::harness::{Harness, LONG};
 use super::support::{
-    EVENT_MAX, Outcome, Waiter, held, line, state, until, until_free, until_waiting,
+    EVENT_MAX, Outcome, Waiter, ended, held, line, state, until, until_free, until_waiting,
 };
+
+/// Long enough for another to take up what a process left that was killed. What such a process had
+/// in the store beside its claim is there for as long.
+const DETACHED: Duration = Duration::from_secs(20);
 
 super::cases! {
     processes_exclude_each_other: across_processes,
     processes_wake_each_other_without_polling: across_processes,
-    killed_holder_is_followed_by_the_next_waiter: across_processes & ttl_per_claim,
-    paused_holder_finds_its_lease_lost: across_processes & ttl_per_claim,
-    short_pause_keeps_the_lease: across_processes,
-    killed_head_waiter_does_not_block_the_line: across_processes & fifo & ttl_per_claim,
-    waiter_killed_at_the_hand_off_is_passed_over: across_processes & fifo & ttl_per_claim,
+    f01_killed_holder_is_followed_by_the_next_waiter: across_processes & ttl_per_claim,
+    f02_paused_holder_finds_its_lease_lost: across_processes & ttl_per_claim,
+    f03_short_pause_keeps_the_lease: across_processes,
+    f112_killed_head_waiter_does_not_block_the_line: across_processes & fifo & ttl_per_claim,
+    f115_waiter_killed_at_the_hand_off_is_passed_over: across_processes & fifo & ttl_per_claim,
     killed_reader_frees_only_its_share: across_processes & shared & ttl_per_claim,
     permits_of_a_killed_holder_come_back: across_processes & permits & ttl_per_claim,
     lease_outlives_the_process_that_detached_it: across_processes & detach,
@@ -34,7 +38,7 @@ async fn processes_exclude_each_other(lab: Arc<dyn Harness>) -> Outcome {
     worker.send_line("release")?;
     assert_eq!(worker.wait_for_line("released ", EVENT_MAX).await?, "Released");
     assert!(client.mutex(name).try_lock().await?.expect("it is free").fence() > fence);
-    Ok(())
+    ended(&mut worker).await
 }
 
 async fn processes_wake_each_other_without_polling(lab: Arc<dyn Harness>) -> Outcome {
@@ -48,10 +52,10 @@ async fn processes_wake_each_other_without_polling(lab: Arc<dyn Harness>) -> Out
     worker.send_line("release")?;
     waiter.served().await?;
     assert!(chaos.calls(Verb::Claim) <= 2, "one claim to join, at most one to confirm");
-    Ok(())
+    ended(&mut worker).await
 }
 
-async fn killed_holder_is_followed_by_the_next_waiter(lab: Arc<dyn Harness>) -> Outcome {
+async fn f01_killed_holder_is_followed_by_the_next_waiter(lab: Arc<dyn Harness>) -> Outcome {
     let name = "crash:killed";
     let client = lab.client().await?;
     let ttl = lab.steady();
@@ -67,7 +71,7 @@ async fn killed_holder_is_followed_by_the_next_waiter(lab: Arc<dyn Harness>) -> 
     Ok(())
 }
 
-async fn paused_holder_finds_its_lease_lost(lab: Arc<dyn Harness>) -> Outcome {
+async fn f02_paused_holder_finds_its_lease_lost(lab: Arc<dyn Harness>) -> Outcome {
     let name = "crash:paused";
     let client = lab.client().await?;
     let mut worker = lab.process(name, Mode::Exclusive, lab.steady())?;
@@ -87,7 +91,7 @@ async fn paused_holder_finds_its_lease_lost(lab: Arc<dyn Harness>) -> Outcome {
     Ok(())
 }
 
-async fn short_pause_keeps_the_lease(lab: Arc<dyn Harness>) -> Outcome {
+async fn f03_short_pause_keeps_the_lease(lab: Arc<dyn Harness>) -> Outcome {
     let name = "crash:short-pause";
     let client = lab.client().await?;
     let ttl = lab.steady() * 2;
@@ -108,7 +112,7 @@ async fn short_pause_keeps_the_lease(lab: Arc<dyn Harness>) -> Outcome {
     until_free(&client, name).await
 }
 
-async fn killed_head_waiter_does_not_block_the_line(lab: Arc<dyn Harness>) -> Outcome {
+async fn f112_killed_head_waiter_does_not_block_the_line(lab: Arc<dyn Harness>) -> Outcome {
     let name = "crash:head";
     let client = lab.client().await?;
     let lease = client.mutex(name).ttl(LONG).lock().await?;
@@ -124,10 +128,10 @@ async fn killed_head_waiter_does_not_block_the_line(lab: Arc<dyn Harness>) -> Ou
     assert!(next > fence);
     second.send_line("release")?;
     assert!(third.granted().await?.fence() > next);
-    Ok(())
+    ended(&mut second).await
 }
 
-async fn waiter_killed_at_the_hand_off_is_passed_over(lab: Arc<dyn Harness>) -> Outcome {
+async fn f115_waiter_killed_at_the_hand_off_is_passed_over(lab: Arc<dyn Harness>) -> Outcome {
     let name = "crash:hand-off";
     let client = lab.client().await?;
     let lease = client.mutex(name).ttl(LONG).lock().await?;
@@ -178,7 +182,7 @@ async fn permits_of_a_killed_holder_come_back(lab: Arc<dyn Harness>) -> Outcome 
 async fn lease_outlives_the_process_that_detached_it(lab: Arc<dyn Harness>) -> Outcome {
     let name = "crash:detached";
     let client = lab.client().await?;
-    let mut worker = lab.process(name, Mode::Exclusive, LONG)?;
+    let mut worker = lab.process(name, Mode::Exclusive, DETACHED)?;
     let fence = held(&mut worker).await?;
     worker.send_line("detach")?;
     let handle: Handle = worker.wait_for_line("handle ", EVENT_MAX).await?.parse()?;

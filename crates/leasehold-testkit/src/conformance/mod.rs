@@ -41,6 +41,7 @@ mod unsure;
 mod watch;
 pub mod worker;
 
+use std::cell::RefCell;
 use std::sync::Arc;
 
 use futures_util::future::LocalBoxFuture;
@@ -137,8 +138,14 @@ const fn flat<const COUNT: usize>() -> [Case; COUNT] {
 pub async fn run(case: &Case, harness: Arc<dyn Harness>) -> Outcome {
     let ran = (case.run)(Arc::clone(&harness));
     support::within(support::CASE_MAX, "the end of the case", ran).await??;
-    support::until("an empty store after the case", async || {
-        Ok(harness.residue().await?.is_empty())
+    let left = RefCell::new(Vec::new());
+    let empty = support::until("an empty store after the case", async || {
+        let now = harness.residue().await?;
+        left.replace(now);
+        Ok(left.borrow().is_empty())
+    });
+    empty.await.map_err(|failure| {
+        let names: Vec<_> = left.take().into_iter().map(|line| line.name).collect();
+        support::Failure::new(format!("{failure}; left: {names:?}"))
     })
-    .await
 }

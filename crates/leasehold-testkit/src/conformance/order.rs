@@ -13,11 +13,11 @@ super::cases! {
     waiters_are_granted_in_order_of_arrival: fifo,
     released_name_goes_to_the_line_not_to_a_passer_by: fifo,
     release_wakes_the_next_by_its_bell,
-    lost_bell_is_repaired_by_the_heartbeat,
+    f110_lost_bell_is_repaired_by_the_heartbeat,
     failed_wait_does_not_end_the_waiting,
     late_answer_to_a_heartbeat_does_not_lose_the_lease,
     one_release_wakes_no_herd: fifo,
-    order_survives_a_cut_connection: fifo,
+    f117_order_survives_a_cut_connection: fifo,
     waiter_keeps_its_place_past_its_patience: fifo & ttl_per_claim,
     expiry_of_the_holder_grants_the_first_in_line: fifo & ttl_per_claim,
 }
@@ -75,7 +75,7 @@ async fn release_wakes_the_next_by_its_bell(lab: Arc<dyn Harness>) -> Outcome {
     Ok(())
 }
 
-async fn lost_bell_is_repaired_by_the_heartbeat(lab: Arc<dyn Harness>) -> Outcome {
+async fn f110_lost_bell_is_repaired_by_the_heartbeat(lab: Arc<dyn Harness>) -> Outcome {
     let name = "order:lost-bell";
     let one = lab.client().await?;
     let (two, chaos) = lab.troubled().await?;
@@ -150,7 +150,7 @@ async fn one_release_wakes_no_herd(lab: Arc<dyn Harness>) -> Outcome {
     Ok(())
 }
 
-async fn order_survives_a_cut_connection(lab: Arc<dyn Harness>) -> Outcome {
+async fn f117_order_survives_a_cut_connection(lab: Arc<dyn Harness>) -> Outcome {
     let name = "order:cut";
     let one = lab.client().await?;
     let (two, chaos) = lab.troubled().await?;

@@ -177,6 +177,14 @@ pub(super) async fn held(worker: &mut Worker) -> std::result::Result<u64, Failur
     Ok(worker.wait_for_line("held ", EVENT_MAX).await?.parse()?)
 }
 
+/// Lets a worker close its client and end.
+pub(super) async fn ended(worker: &mut Worker) -> Outcome {
+    worker.close_input();
+    let status = worker.wait_exit(EVENT_MAX).await?;
+    assert!(status.success(), "{status}: {}", worker.stderr());
+    Ok(())
+}
+
 /// How the lease of a worker stands, by its own word.
 pub(super) async fn state(worker: &mut Worker) -> std::result::Result<String, Failure> {
     worker.send_line("state")?;

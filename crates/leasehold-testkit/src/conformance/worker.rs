@@ -2,8 +2,8 @@
 //!
 //! It takes orders on standard input, a line each, and answers on standard output:
 //! `claim NAME MODE TTL_MS` is answered by `held FENCE` when it is granted, `state` by
-//! `state STATE`, `release` by `released OUTCOME` and `detach` by `handle TEXT`. It ends with its
-//! standard input.
+//! `state STATE`, `release` by `released OUTCOME` and `detach` by `handle TEXT`. It closes its
+//! client and ends with its standard input.
 
 use std::env;
 use std::io::Write;
@@ -69,7 +69,7 @@ async fn work(url: &str, mut orders: UnboundedReceiver<String>) -> Result<(), Fa
             _ => return Err(Failure::new(format!("no such order now: {order}"))),
         }
     }
-    Ok(())
+    Ok(client.close().await?)
 }
 
 async fn acquire(client: &Client, name: &str, mode: &str, ttl: &str) -> Result<Lease, Failure> {

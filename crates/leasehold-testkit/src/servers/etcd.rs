@@ -1,12 +1,16 @@
 //! etcd: options, one server, and a cluster of three.
+//!
+//! How a member is cut off from the others is left to `split`.
 
 use std::ffi::OsString;
+use std::net::SocketAddr;
 
 use rustix::process::Signal;
 
 use super::group::{Group, start_with};
 use super::probe::Probe;
 use super::server::{Plan, Server};
+use super::split::SplitCluster;
 use super::with_retries;
 use crate::certificates::{Certificates, Tls};
 use crate::error::Result;
@@ -97,36 +101,42 @@ impl Etcd {
         })
     }
 
-    /// Starts members that know each other; they become ready together.
-    fn launch(&self, count: usize) -> Result<Vec<Server>> {
-        let mut members = Vec::new();
-        for _ in 0..count {
-            members.push([Port::reserve()?, Port::reserve()?, Port::reserve()?]);
-        }
-        let list: Vec<String> = members
-            .iter()
-            .enumerate()
-            .map(|(index, [_, peer, _])| {
-                format!("{}=http://{}", member_name(index), peer.address())
-            })
-            .collect();
-        let list = list.join(",");
-        let plans = members.into_iter().enumerate();
-        plans.map(|(index, ports)| Server::launched(self.plan(index, ports, &list)?)).collect()
+    /// Starts a cluster of three whose members can be cut off from each other and live on.
+    pub async fn start_split_cluster(&self) -> Result<SplitCluster> {
+        SplitCluster::start(self, CLUSTER).await
     }
 
-    fn plan(&self, index: usize, ports: [Port; 3], list: &str) -> Result<Plan> {
+    /// Starts members that know each other; they become ready together.
+    fn launch(&self, count: usize) -> Result<Vec<Server>> {
+        let places: Result<Vec<Place>> = (0..count).map(|_| Place::reserve()).collect();
+        self.launch_at(places?)
+    }
+
+    pub(super) fn launch_at(&self, places: Vec<Place>) -> Result<Vec<Server>> {
+        let list = places.iter().enumerate();
+        let list = list.map(|(index, place)| format!("{}={}", member_name(index), place.peer_url));
+        let list = list.collect::<Vec<String>>().join(",");
+        let plans = places.into_iter().enumerate();
+        plans.map(|(index, place)| Server::launched(self.plan(index, place, &list)?)).collect()
+    }
+
+    fn plan(&self, index: usize, place: Place, list: &str) -> Result<Plan> {
         let folder = Folder::new()?;
         let mut environment = self.environment.clone();
         if cfg!(target_arch = "aarch64") {
             // etcd 3.4 refuses to run on this architecture unless told to.
             environment.push(("ETCD_UNSUPPORTED_ARCH".into(), "arm64".into()));
         }
+        if let Some(gate) = place.gate {
+            environment.push(("HTTP_PROXY".into(), format!("socks5://{gate}").into()));
+        }
+        let arguments = self.arguments(index, &place, list, &folder)?;
+        let ports = place.ports;
         Ok(Plan {
             name: "etcd",
             url: format!("etcd://{}", ports[0].address()),
             program: programs::find("etcd", PACKAGE)?,
-            arguments: self.arguments(index, &ports, list, &folder)?,
+            arguments,
             environment,
             user: None,
             probe: Probe::Etcd { plain: self.tls.as_ref().map(|_| ports[2].address()) },
@@ -139,11 +149,12 @@ impl Etcd {
     fn arguments(
         &self,
         index: usize,
-        [client, peer, metrics]: &[Port; 3],
+        place: &Place,
         list: &str,
         folder: &Folder,
     ) -> Result<Vec<OsString>> {
         let scheme = if self.tls.is_some() { "https" } else { "http" };
+        let [client, peer, metrics] = &place.ports;
         let client = format!("{scheme}://{}", client.address());
         let peer = format!("http://{}", peer.address());
         let mut arguments: Vec<OsString> = Vec::new();
@@ -153,7 +164,7 @@ impl Etcd {
         set("listen-client-urls", &client);
         set("advertise-client-urls", &client);
         set("listen-peer-urls", &peer);
-        set("initial-advertise-peer-urls", &peer);
+        set("initial-advertise-peer-urls", &place.peer_url);
         set("initial-cluster", list);
         // Ten heartbeats an election, as by default, but quicker.
         set("heartbeat-interval", "50");
@@ -174,6 +185,30 @@ impl Etcd {
         }
         arguments.extend(self.arguments.iter().cloned());
         Ok(arguments)
+    }
+}
+
+/// Where a member is, and how the others and it find each other.
+#[derive(Debug)]
+pub(super) struct Place {
+    /// For clients, for members, for metrics.
+    ports: [Port; 3],
+    /// What the others know it by.
+    pub(super) peer_url: String,
+    /// The SOCKS proxy through which it reaches the others; `None` if it dials them itself.
+    pub(super) gate: Option<SocketAddr>,
+}
+
+impl Place {
+    pub(super) fn reserve() -> Result<Place> {
+        let ports = [Port::reserve()?, Port::reserve()?, Port::reserve()?];
+        let peer_url = format!("http://{}", ports[1].address());
+        Ok(Place { ports, peer_url, gate: None })
+    }
+
+    /// Where it listens for the others.
+    pub(super) fn peer_address(&self) -> SocketAddr {
+        self.ports[1].address()
     }
 }
 

@@ -1,14 +1,15 @@
 //! Real servers as child processes: one module an engine, one type for what they all can do.
 //!
 //! [`Redis`], [`Postgres`], [`Zookeeper`] and [`Etcd`] hold the options and start; [`Server`] is
-//! what runs; [`Group`] and [`SentinelGroup`] are several that work together. Every start exists
-//! twice: `start` for async tests, `start_blocking` for the rest.
+//! what runs; [`Group`], [`SentinelGroup`] and [`SplitCluster`] are several that work together.
+//! Every start exists twice: `start` for async tests, `start_blocking` for the rest.
 //!
 //! Servers listen on 127.0.0.1 only, on ports of their own, and write to folders of their own. A
 //! server that ends before it is ready, as it does when its port was taken, is tried again on
 //! other ports.
 
 mod etcd;
+mod gate;
 mod group;
 mod pgbouncer;
 mod postgres;
@@ -17,6 +18,8 @@ mod redis;
 mod redis_groups;
 mod resp;
 mod server;
+mod split;
+mod znodes;
 mod zookeeper;
 
 use std::time::{Duration, Instant};
@@ -27,6 +30,8 @@ pub use pgbouncer::Pgbouncer;
 pub use postgres::Postgres;
 pub use redis::{Redis, UNIX_SOCKET};
 pub use server::Server;
+pub use split::SplitCluster;
+pub use znodes::{Znode, litter, znodes};
 pub use zookeeper::Zookeeper;
 
 use crate::error::{Error, Result};

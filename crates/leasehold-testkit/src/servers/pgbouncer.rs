@@ -1,4 +1,5 @@
-//! PgBouncer: a proxy before a PostgreSQL server that lends connections for one transaction each.
+//! PgBouncer: a proxy before a PostgreSQL server that lends connections, for one transaction each
+//! or for as long as a client is connected.
 //!
 //! It refuses to run as root, so root starts it as the user `postgres`.
 
@@ -19,23 +20,36 @@ use crate::programs::{self, User};
 /// The Debian package that has the proxy.
 const PACKAGE: &str = "pgbouncer";
 
-/// Starts a PgBouncer before a server without a password, in transaction mode.
+/// Starts a PgBouncer before a server without a password, in transaction mode unless
+/// [`pool_sessions`](Pgbouncer::pool_sessions) says otherwise.
 #[derive(Clone, Debug)]
 pub struct Pgbouncer {
     server_port: u16,
     pool_size: u32,
+    pool_mode: &'static str,
     ignored: &'static str,
 }
 
 impl Pgbouncer {
     /// A proxy before `server`, with a few connections to it.
     pub fn before(server: &Server) -> Pgbouncer {
-        Pgbouncer { server_port: server.port(), pool_size: 4, ignored: "" }
+        Pgbouncer {
+            server_port: server.port(),
+            pool_size: 4,
+            pool_mode: "transaction",
+            ignored: "",
+        }
     }
 
     /// How many connections to the server there are at most.
     pub fn pool_size(mut self, connections: u32) -> Pgbouncer {
         self.pool_size = connections;
+        self
+    }
+
+    /// Lends a connection for as long as a client is connected.
+    pub fn pool_sessions(mut self) -> Pgbouncer {
+        self.pool_mode = "session";
         self
     }
 
@@ -62,11 +76,12 @@ impl Pgbouncer {
         let text = format!(
             "[databases]\n* = host=127.0.0.1 port={}\n[pgbouncer]\nlisten_addr = 127.0.0.1\n\
              listen_port = {}\nunix_socket_dir =\nauth_type = trust\nauth_file = {}\n\
-             pool_mode = transaction\ndefault_pool_size = {}\nmax_client_conn = 500\n\
+             pool_mode = {}\ndefault_pool_size = {}\nmax_client_conn = 500\n\
              ignore_startup_parameters = {}\n",
             self.server_port,
             port.number(),
             users.display(),
+            self.pool_mode,
             self.pool_size,
             self.ignored,
         );

@@ -68,6 +68,14 @@ impl Probe {
         }
     }
 
+    /// Where a server that speaks TLS with its clients listens without it.
+    pub(super) fn plain(&self) -> Option<SocketAddr> {
+        match self {
+            Probe::Zookeeper { plain } | Probe::Etcd { plain } => *plain,
+            Probe::Redis { .. } | Probe::Postgres => None,
+        }
+    }
+
     /// Gives a Redis server one command, logged in as the harness.
     pub(super) fn call_redis(&self, address: SocketAddr, command: &[&str]) -> io::Result<String> {
         let Probe::Redis { login, socket } = self else {

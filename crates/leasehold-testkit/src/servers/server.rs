@@ -109,6 +109,11 @@ impl Server {
         self.inner.plan.ports[0].address()
     }
 
+    /// The address for who reads the store without TLS; it is that for clients where there is none.
+    pub fn plain_address(&self) -> SocketAddr {
+        self.inner.plan.probe.plain().unwrap_or(self.address())
+    }
+
     /// The folder with the server's data and log.
     pub fn folder(&self) -> &Path {
         self.inner.plan.folder.path()
