@@ -4,6 +4,7 @@
 //! written on the lease of its patience, so that a waiter that dies is gone soon, and the line is
 //! read in the same transaction. A claim of another kind than the line's writes nothing.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,6 +24,7 @@ use super::epoch::fence;
 use super::failure;
 use super::leases::{Granted, Term};
 use super::leave::{self, NEVER_CREATED};
+use super::left;
 use super::lineup::{self, Ahead, Lineup, first_with_value, holds, modes};
 use super::mailbox;
 use super::queue::Own;
@@ -70,6 +72,7 @@ struct Found<'a> {
 }
 
 pub(super) async fn claim(inner: &Arc<Inner>, claim: &Claim) -> Result<Standing> {
+    inner.book.want(&claim.key);
     let before = inner.links.abandoned();
     let slot = inner.book.slots.take(&claim.key, claim.mode, before);
     let _busy = inner.book.slots.busy(&claim.key);
@@ -212,7 +215,9 @@ impl<'a> Asking<'a> {
             None => term.obtain(links, claim.ttl).await?,
         };
         let later = leases.term(claim.patience);
-        let waiting = later.ready(sent, claim.patience);
+        // One that ends too soon is kept alive when the claim is in line: on a slow network there
+        // is none that is sure to last until an answer.
+        let waiting = later.alive(sent);
         let waiting = waiting.filter(|_| claim.join && self.own && !self.short);
         if claim.join {
             self.inner.queue.asks(&claim.key.name, claim.key.token);
@@ -411,7 +416,7 @@ impl<'a> Asking<'a> {
                 return Err(Refusal::Full.into_error(claim));
             }
             let later = inner.leases.term(claim.patience);
-            match later.ready(SystemClock.now(), claim.patience) {
+            match later.alive(SystemClock.now()) {
                 Some(_) => self.anyway = true,
                 None => drop(later.obtain(&inner.links, claim.patience).await?),
             }
@@ -572,8 +577,9 @@ impl Inner {
             let failure = vec![RangeRequest::one(&record.key).op()];
             let answer = self.links.txn(&TxnRequest { compare, success, failure }).await?;
             if answer.succeeded {
-                let revision = answer.revision();
+                let (revision, before) = (answer.revision(), record.lease);
                 (record.modified, record.seen, record.lease) = (revision, revision, lease);
+                left::end_empty(self, BTreeSet::from([before])).await;
                 return Ok(true);
             }
             let found = answer.ranges().next().and_then(|range| range.kvs.into_iter().next());

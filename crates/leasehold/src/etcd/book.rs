@@ -18,10 +18,16 @@ use super::detail::Detail;
 use super::link::lock;
 use super::slots::Slots;
 
-/// When a claim that was given back is looked for again, if a request for it may still be on its
-/// way: servers give up on a request after seven seconds.
-const LOOKS: [Duration; 3] =
-    [Duration::from_secs(1), Duration::from_secs(4), Duration::from_secs(15)];
+/// The pauses after which a claim that was given back is looked for again, if a request for it may
+/// still be on its way. Servers give up on a request after seven seconds, but one that is stopped
+/// begins with what came meanwhile when it goes on.
+const LOOKS: [Duration; 5] = [
+    Duration::from_secs(1),
+    Duration::from_secs(4),
+    Duration::from_secs(15),
+    Duration::from_secs(60),
+    Duration::from_secs(240),
+];
 /// How many of those are kept in mind; beyond that the oldest are left to their lease.
 const DOUBTS_MAX: usize = 10_000;
 /// Up to this many claims are all looked at with each renewal: one transaction or two.
@@ -170,9 +176,14 @@ impl Book {
         self.note(Doubt { key, at: now + LOOKS[0], looks: 0 });
     }
 
-    /// Looks once more later, unless it was the last time.
-    pub(super) fn doubt_again(&self, mut doubt: Doubt, now: Moment) {
-        doubt.looks += 1;
+    /// A claim is wanted: should it come to be, it is not too late.
+    pub(super) fn want(&self, key: &ClaimKey) {
+        lock(&self.doubts).retain(|doubt| doubt.key != *key);
+    }
+
+    /// Looks once more later, unless it was the last time. One that was not answered was none.
+    pub(super) fn doubt_again(&self, mut doubt: Doubt, now: Moment, answered: bool) {
+        doubt.looks += usize::from(answered);
         if let Some(pause) = LOOKS.get(doubt.looks) {
             doubt.at = now + *pause;
             self.note(doubt);
@@ -215,7 +226,50 @@ impl Book {
         lock(&self.records).claims.len() > LOOK_ALWAYS_MAX
     }
 
+    /// The claims that are this client's as far as it knows.
+    pub(super) fn all(&self) -> Vec<(Token, Record)> {
+        let records = lock(&self.records);
+        records.claims.iter().map(|(token, record)| (*token, record.clone())).collect()
+    }
+
     pub(super) fn uses(&self, lease: i64) -> bool {
         lock(&self.records).claims.values().any(|record| record.lease == lease)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn late_claim_is_looked_for_five_times_and_what_was_not_answered_does_not_count() {
+        let (book, mut now) = (Book::default(), Moment::from_nanos(1_000_000_000));
+        let name = Name::new("late").expect("a good name");
+        book.doubt(ClaimKey { name, token: Token::random() }, now);
+        for (look, pause) in LOOKS.into_iter().enumerate() {
+            for answered in [false, true] {
+                let just_before = now + pause - Duration::from_millis(1);
+                assert!(book.doubts(just_before).is_empty(), "look {look}");
+                now = now + pause;
+                let [doubt] = <[Doubt; 1]>::try_from(book.doubts(now)).expect("one is due");
+                book.doubt_again(doubt, now, answered);
+            }
+        }
+        assert!(book.doubts(now + Duration::from_secs(86_400)).is_empty(), "it was the last");
+    }
+
+    #[test]
+    fn claim_that_is_wanted_again_is_not_looked_for() {
+        let (book, now) = (Book::default(), Moment::from_nanos(1_000_000_000));
+        let [again, late] = ["again", "late"].map(|text| {
+            let name = Name::new(text).expect("a good name");
+            ClaimKey { name, token: Token::random() }
+        });
+        book.doubt(again.clone(), now);
+        book.doubt(late.clone(), now);
+        book.want(&again);
+        let due: Vec<ClaimKey> =
+            book.doubts(now + LOOKS[0]).into_iter().map(|doubt| doubt.key).collect();
+        assert_eq!(due, [late]);
     }
 }

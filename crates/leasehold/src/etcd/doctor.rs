@@ -269,7 +269,7 @@ async fn shortest_lease(inner: &Inner) -> Result<Finding> {
     let granted: LeaseResponse =
         inner.links.ask("/etcdserverpb.Lease/LeaseGrant", &request).await?;
     let path = "/etcdserverpb.Lease/LeaseRevoke";
-    let _revoked: Empty = inner.links.ask(path, &LeaseRequest { id }).await?;
+    let _revoked: Empty = inner.links.ask(path, &LeaseRequest::of(id)).await?;
     let found = format!("{} s", granted.ttl);
     Ok(match granted.ttl {
         ..=5 => finding(Level::Good, "shortest lease", found, ""),

@@ -301,7 +301,7 @@ impl Feed {
 /// Whether a lease is there. Who cannot be asked counts as alive.
 async fn lives(inner: &Inner, id: i64) -> bool {
     let path = "/etcdserverpb.Lease/LeaseTimeToLive";
-    let asked = inner.links.try_ask::<_, TimeToLive>(path, &LeaseRequest { id }).await;
+    let asked = inner.links.try_ask::<_, TimeToLive>(path, &LeaseRequest::of(id)).await;
     asked.is_ok_and(|answer| answer.ttl >= 0) || id == 0
 }
 
@@ -369,7 +369,7 @@ impl Drop for Presence {
         let (inner, id) = (Arc::clone(&self.inner), self.lease);
         runtime.spawn(async move {
             let path = "/etcdserverpb.Lease/LeaseRevoke";
-            let _ended = inner.links.try_ask::<_, Empty>(path, &LeaseRequest { id }).await;
+            let _ended = inner.links.try_ask::<_, Empty>(path, &LeaseRequest::of(id)).await;
         });
     }
 }

@@ -199,7 +199,8 @@ async fn one(
         None => record.unseen = record.unseen.saturating_add(1),
     }
     let mut count = 0;
-    if !record.held {
+    let waited = !record.held;
+    if waited {
         let line = match line {
             Some(line) => line.clone(),
             None => lineup::read_all(inner, &record.name).await?,
@@ -221,6 +222,11 @@ async fn one(
     match is_adopted {
         true => inner.book.enter(token, record),
         false => inner.book.enter_again(token, record),
+    }
+    if waited && held {
+        // Who waits need not ask: the connection on which that departure was not told may be of
+        // no use for asking either.
+        inner.belfry.ring(&token, fence);
     }
     Ok(match held {
         true => Standing::Held { fence, remaining: lease.left(sent, span) },

@@ -4,9 +4,11 @@
 //! on it ask for, so that a claim made a moment after a keep-alive still gets its whole ttl without
 //! another. How long it lives is what the server granted, counted from before it was asked.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
+
+use tonic::Status;
 
 use crate::clock::{Clock, Moment, SystemClock};
 use crate::error::Result;
@@ -32,6 +34,8 @@ pub(super) struct Leases {
 pub(super) struct Term {
     seconds: u64,
     granted: Mutex<Option<Granted>>,
+    /// A lease that was asked for without an answer: it may have been granted, or yet be.
+    unanswered: Mutex<Option<i64>>,
     /// Held by whoever asks the server, so that the others wait for the same answer.
     turn: tokio::sync::Mutex<()>,
 }
@@ -75,21 +79,28 @@ impl Leases {
         Arc::clone(term.or_insert_with(|| Arc::new(Term { seconds, ..Term::default() })))
     }
 
-    /// Revokes those leases that `in_use` does not name.
-    pub(super) async fn revoke_unused(&self, links: &Links, in_use: impl Fn(i64) -> bool) {
+    /// Whether a lease is this client's.
+    pub(super) fn has(&self, id: i64) -> bool {
+        let is_it = |term: &Arc<Term>| lock(&term.granted).is_some_and(|granted| granted.id == id);
+        lock(&self.terms).values().any(is_it)
+    }
+
+    /// Takes all of them out, also those that may have been granted without an answer.
+    pub(super) fn take_all(&self) -> BTreeSet<i64> {
         let terms: Vec<Arc<Term>> = lock(&self.terms).drain().map(|(_, term)| term).collect();
-        for term in terms {
-            let Some(granted) = lock(&term.granted).take().filter(|granted| !in_use(granted.id))
-            else {
-                continue;
-            };
-            let request = LeaseRequest { id: granted.id };
-            let path = "/etcdserverpb.Lease/LeaseRevoke";
-            // One that cannot be revoked ends by itself.
-            if let Err(status) = links.try_ask::<_, Empty>(path, &request).await {
-                tracing::debug!(code = ?status.code(), "a lease was not revoked");
-            }
-        }
+        let both = terms.iter().flat_map(|term| {
+            let granted = lock(&term.granted).take().map(|granted| granted.id);
+            granted.into_iter().chain(lock(&term.unanswered).take())
+        });
+        both.collect()
+    }
+}
+
+/// Ends a lease. One that cannot be revoked ends by itself.
+pub(super) async fn revoke(links: &Links, id: i64) {
+    let path = "/etcdserverpb.Lease/LeaseRevoke";
+    if let Err(status) = links.try_ask::<_, Empty>(path, &LeaseRequest::of(id)).await {
+        tracing::debug!(code = ?status.code(), "a lease was not revoked");
     }
 }
 
@@ -126,7 +137,8 @@ impl Term {
 
     async fn grant(&self, links: &Links) -> Result<Granted> {
         // The id is ours, so that a lost answer, asked for again, makes no second lease.
-        let id = rand::random_range(1..i64::MAX);
+        let id = lock(&self.unanswered).unwrap_or_else(|| rand::random_range(1..i64::MAX));
+        *lock(&self.unanswered) = Some(id);
         let ttl = i64::try_from(self.seconds).unwrap_or(i64::MAX);
         let sent = SystemClock.now();
         let request = GrantRequest { ttl, id };
@@ -138,6 +150,11 @@ impl Term {
             }
             Err(status) => return Err(links.translate(&status)),
         };
+        *lock(&self.unanswered) = None;
+        if ttl <= 0 {
+            // It was granted, and has run out since.
+            return Err(links.translate(&Status::unavailable("etcdserver: the lease ran out")));
+        }
         let granted = Granted { id, until: sent + whole_seconds(ttl) };
         *lock(&self.granted) = Some(granted);
         Ok(granted)

@@ -3,7 +3,7 @@
 //!
 //! Also what a client does about its own claims that nobody renewed, and taking a name by force.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,10 +17,12 @@ use super::Inner;
 use super::book::Record;
 use super::detail::Detail;
 use super::feed;
+use super::left;
 use super::lineup::{self, Entry, first_with_value, holds, modes};
 use super::slots::Slot;
 use super::sums;
-use super::wire::{Compare, Done, RangeRequest, RequestOp, TxnRequest, TxnResponse, delete, put};
+use super::wire::{Compare, Done, KeyValue, RangeRequest, RequestOp, TxnRequest, TxnResponse};
+use super::wire::{delete, put};
 
 /// Claims in one transaction: a quarter of what a server allows, because each has a read beside it.
 const BATCH_MAX: usize = 32;
@@ -39,6 +41,7 @@ enum Outcome {
 }
 
 /// A claim that is to leave: its key and the revision it was created at.
+#[derive(Clone)]
 struct Leaving<'a> {
     index: usize,
     name: &'a Name,
@@ -63,6 +66,23 @@ pub(super) async fn release(inner: &Inner, keys: &[ClaimKey]) -> Result<Vec<Rele
     Ok(released)
 }
 
+/// Forgets claims that are not there any more: whoever took one up by its handle, or took it away,
+/// did not tell.
+pub(super) async fn forget_gone(inner: &Inner) -> Result<()> {
+    let claims = inner.book.all();
+    let reads = claims.iter().map(|(_, record)| RangeRequest::one(&record.key));
+    let reads = reads.map(|range| range.without_values().op()).collect();
+    let found = lineup::read_many(inner, reads).await?;
+    for ((token, record), (range, _)) in claims.iter().zip(found) {
+        let is_it =
+            |kv: &KeyValue| kv.create_revision == record.created && kv.lease == record.lease;
+        if !range.kvs.iter().any(is_it) {
+            inner.book.remove(token);
+        }
+    }
+    Ok(())
+}
+
 /// Removes claims. `kept` says that no other claim gets one of their keys meanwhile.
 async fn take_out(inner: &Inner, keys: &[ClaimKey], kept: bool) -> Result<Vec<Released>> {
     let mut released = vec![Released::AlreadyExpired; keys.len()];
@@ -70,6 +90,7 @@ async fn take_out(inner: &Inner, keys: &[ClaimKey], kept: bool) -> Result<Vec<Re
     let mut lines: HashMap<&Name, lineup::Lineup> = HashMap::new();
     let mut seen = HashSet::with_capacity(keys.len());
     let (mut own, mut only, mut noted) = (false, false, Vec::new());
+    let mut leases = BTreeSet::new();
     for (index, claim @ ClaimKey { name, token }) in keys.iter().enumerate() {
         if !seen.insert(claim) {
             // etcd compares before it removes anything, so the second of two would find itself.
@@ -93,7 +114,10 @@ async fn take_out(inner: &Inner, keys: &[ClaimKey], kept: bool) -> Result<Vec<Re
         let found = lines.get(name).and_then(|line| line.own(token));
         // One that is not there is asked for all the same: in its turn, who holds is told.
         let (key, created) = match found {
-            Some(Entry { key, created, .. }) => (key.clone(), *created),
+            Some(Entry { key, created, lease, .. }) => {
+                leases.insert(*lease);
+                (key.clone(), *created)
+            }
             None => (inner.layout.key(name, Slot::of(token), Mode::Exclusive), NEVER_CREATED),
         };
         leaving.push(Leaving { index, name, token, key, created });
@@ -105,32 +129,49 @@ async fn take_out(inner: &Inner, keys: &[ClaimKey], kept: bool) -> Result<Vec<Re
         return Ok(vec![Released::Released]);
     }
     for batch in leaving.chunks_mut(BATCH_MAX) {
-        for _ in 0..ROUNDS_MAX {
-            let answer = remove(inner, batch).await?;
-            let outcomes = outcomes(inner, batch, answer)?;
-            let mut moved = false;
-            for (leaving, outcome) in batch.iter_mut().zip(outcomes) {
-                match outcome {
-                    Outcome::Told(outcome) if released[leaving.index] != Released::Released => {
-                        released[leaving.index] = outcome;
-                    }
-                    Outcome::Told(_) => {}
-                    // It left and came back since this client last heard of it.
-                    Outcome::CreatedAt(created) => (leaving.created, moved) = (created, true),
-                }
-            }
-            if !moved {
-                break;
-            }
-        }
+        remove_batch(inner, batch, &mut released).await?;
     }
     for index in noted {
         if released[index] != Released::Released && take_from_elsewhere(inner, &keys[index]).await?
         {
             released[index] = Released::Released;
+            // Those behind it were told of a line that it was in.
+            let name = &keys[index].name;
+            let behind = leaving.iter().filter(|other| other.index > index && other.name == name);
+            for batch in behind.cloned().collect::<Vec<_>>().chunks_mut(BATCH_MAX) {
+                remove_batch(inner, batch, &mut released).await?;
+            }
         }
     }
+    left::end_empty(inner, leases).await;
     Ok(released)
+}
+
+/// Removes claims in one transaction, again if one of them left and came back meanwhile.
+async fn remove_batch(
+    inner: &Inner,
+    batch: &mut [Leaving<'_>],
+    released: &mut [Released],
+) -> Result<()> {
+    for _ in 0..ROUNDS_MAX {
+        let answer = remove(inner, batch).await?;
+        let outcomes = outcomes(inner, batch, answer)?;
+        let mut moved = false;
+        for (leaving, outcome) in batch.iter_mut().zip(outcomes) {
+            match outcome {
+                Outcome::Told(outcome) if released[leaving.index] != Released::Released => {
+                    released[leaving.index] = outcome;
+                }
+                Outcome::Told(_) => {}
+                // It left and came back since this client last heard of it.
+                Outcome::CreatedAt(created) => (leaving.created, moved) = (created, true),
+            }
+        }
+        if !moved {
+            break;
+        }
+    }
+    Ok(())
 }
 
 /// A claim that is not where this client noted it: another that has its token may have given it
@@ -138,8 +179,11 @@ async fn take_out(inner: &Inner, keys: &[ClaimKey], kept: bool) -> Result<Vec<Re
 async fn take_from_elsewhere(inner: &Inner, claim: &ClaimKey) -> Result<bool> {
     let ClaimKey { name, token } = claim;
     let line = lineup::read_all_with_values(inner, name).await?;
-    let Some(Entry { key, created, .. }) = line.own(token).cloned() else { return Ok(false) };
+    let Some(Entry { key, created, lease, .. }) = line.own(token).cloned() else {
+        return Ok(false);
+    };
     let answer = remove(inner, &[Leaving { index: 0, name, token, key, created }]).await?;
+    left::end_empty(inner, BTreeSet::from([lease])).await;
     let done = answer.responses.into_iter().next().and_then(|response| response.done);
     Ok(matches!(done, Some(Done::Txn(one)) if one.succeeded))
 }
@@ -192,12 +236,7 @@ fn outcomes(inner: &Inner, batch: &[Leaving<'_>], answer: TxnResponse) -> Result
 
 /// Removes this client's claims whose time is up. Returns when the next one's is.
 pub(super) async fn sweep(inner: &Inner) -> Option<Moment> {
-    for doubt in inner.book.doubts(SystemClock.now()) {
-        if let Err(error) = take_out(inner, std::slice::from_ref(&doubt.key), false).await {
-            tracing::debug!(%error, "a claim that may have come late was not looked for");
-        }
-        inner.book.doubt_again(doubt, SystemClock.now());
-    }
+    look_for_late(inner).await;
     let (overdue, mut next) = inner.book.overdue(SystemClock.now());
     for (token, record) in overdue {
         match expire(inner, &token, &record).await {
@@ -211,6 +250,33 @@ pub(super) async fn sweep(inner: &Inner) -> Option<Moment> {
         }
     }
     next
+}
+
+/// Removes claims that came to be after they were given back. All at once: where nobody answers,
+/// one waits no longer than the other.
+async fn look_for_late(inner: &Inner) {
+    let doubts = inner.book.doubts(SystemClock.now());
+    let keys: Vec<ClaimKey> = doubts.iter().map(|doubt| doubt.key.clone()).collect();
+    if keys.is_empty() {
+        return;
+    }
+    let looked = take_out(inner, &keys, false).await;
+    let is_silent = |looked: &Result<Vec<Released>>| match looked {
+        Ok(_) => false,
+        Err(error) => {
+            tracing::debug!(%error, "claims that may have come late were not looked for");
+            error.is_transient()
+        }
+    };
+    let (failed, silent) = (looked.is_err(), is_silent(&looked));
+    for doubt in doubts {
+        // What is refused for one says nothing of the others.
+        let silent = match failed && !silent {
+            true => is_silent(&take_out(inner, std::slice::from_ref(&doubt.key), false).await),
+            false => silent,
+        };
+        inner.book.doubt_again(doubt, SystemClock.now(), !silent);
+    }
 }
 
 async fn expire(inner: &Inner, token: &Token, record: &Record) -> Result<()> {
@@ -266,6 +332,7 @@ pub(super) async fn evict(inner: &Inner, order: &Eviction) -> Result<Vec<Holder>
             return Ok(Vec::new());
         }
         if let Some(evicted) = evict_these(inner, order, holding).await? {
+            left::end_empty(inner, holding.iter().map(|entry| entry.lease).collect()).await;
             let (name, by, reason) = (&order.name, order.by.label(), &order.reason);
             tracing::warn!(%name, by, reason, "evicted");
             return Ok(evicted);

@@ -204,7 +204,7 @@ impl Links {
 
     async fn keep_alive_by(&self, member: usize, lease: i64) -> Result<i64, Status> {
         let mut grpc = self.grpc(member).await?;
-        let request = self.dressed(stream::iter([LeaseRequest { id: lease }]));
+        let request = self.dressed(stream::iter([LeaseRequest::of(lease)]));
         let path = PathAndQuery::from_static("/etcdserverpb.Lease/LeaseKeepAlive");
         let codec = ProstCodec::<LeaseRequest, LeaseResponse>::default();
         let mut answers = grpc.streaming(request, path, codec).await?.into_inner();
@@ -307,7 +307,10 @@ impl Links {
             };
             if failure::is_stale_login(&status) && self.login.is_some() && logins < 2 {
                 logins += 1;
-                self.log_in(member, pass).await?;
+                match tokio::time::timeout(limit, self.log_in(member, pass)).await {
+                    Ok(logged_in) => logged_in?,
+                    Err(_late) => return Err(Status::deadline_exceeded("no answer to a login")),
+                }
                 continue;
             }
             tried += 1;

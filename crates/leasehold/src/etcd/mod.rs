@@ -4,8 +4,8 @@
 //! it; the fence is the creation's revision. The claim and the answer are one transaction, giving
 //! back is another. Whoever is next hears of it through the standing watch and need not ask.
 //!
-//! Exchanges: claim 1, renew 2 for all of a client's claims, release 1 for up to 32. Proposals: one
-//! to claim, one to give back; renewals are none.
+//! Exchanges: claim 1, renew 1 and 1 for each 64 claims, release 1 for up to 32. Proposals: one to
+//! claim, one to give back; renewals are none.
 
 mod amend;
 mod ask;
@@ -22,6 +22,7 @@ mod keep;
 mod keys;
 mod leases;
 mod leave;
+mod left;
 mod lineup;
 mod link;
 mod mailbox;
@@ -35,6 +36,7 @@ mod survey;
 mod transport;
 mod wire;
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
@@ -243,10 +245,20 @@ impl Engine for Etcd {
         if let Some(janitor) = lock(janitor).take() {
             janitor.abort();
         }
+        if let Err(error) = leave::forget_gone(&self.inner).await {
+            tracing::debug!(%error, "leases of claims that may be gone end by themselves");
+        }
+        let (left, unused): (BTreeSet<i64>, BTreeSet<i64>) =
+            leases.take_all().into_iter().partition(|lease| book.uses(*lease));
         // While somebody watches, the end of a lease would be taken for that of its claims.
         if !feed::is_watched(&self.inner).await {
-            leases.revoke_unused(links, |lease| book.uses(lease)).await;
+            for lease in unused {
+                leases::revoke(links, lease).await;
+            }
         }
+        left::leave(&self.inner, &left).await;
+        // Others may have ended the last claim on one of them just before it was said.
+        left::end_empty(&self.inner, left).await;
         links.close();
         Ok(())
     }

@@ -186,11 +186,11 @@ async fn lives(inner: &Inner, claims: impl Iterator<Item = &KeyValue>) -> Result
     let mut lives = Lives::with_capacity(ids.len());
     for some in ids.chunks(LEASES_AT_ONCE) {
         let asked = some.iter().map(|id| async move {
-            let request = LeaseRequest { id: *id };
+            let request = LeaseRequest::of(*id);
             inner.links.ask::<_, TimeToLive>("/etcdserverpb.Lease/LeaseTimeToLive", &request).await
         });
         for answer in join_all(asked).await {
-            let TimeToLive { id, ttl, granted } = answer?;
+            let TimeToLive { id, ttl, granted, .. } = answer?;
             let seconds = |count: i64| Duration::from_secs(u64::try_from(count).unwrap_or(0));
             lives.insert(id, (seconds(granted), seconds(ttl)));
         }

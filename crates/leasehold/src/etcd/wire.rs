@@ -210,6 +210,15 @@ pub(super) struct LeaseResponse {
 pub(super) struct LeaseRequest {
     #[prost(int64, tag = "1")]
     pub(super) id: i64,
+    /// Whether the keys on it are asked for, too: only by a question.
+    #[prost(bool, tag = "2")]
+    pub(super) keys: bool,
+}
+
+impl LeaseRequest {
+    pub(super) fn of(id: i64) -> Self {
+        Self { id, keys: false }
+    }
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -223,6 +232,8 @@ pub(super) struct TimeToLive {
     pub(super) ttl: i64,
     #[prost(int64, tag = "4")]
     pub(super) granted: i64,
+    #[prost(bytes = "vec", repeated, tag = "5")]
+    pub(super) keys: Vec<Vec<u8>>,
 }
 
 #[derive(Clone, PartialEq, Message)]

@@ -1,11 +1,16 @@
 //! Users, passwords and certificates.
 
-use std::time::Duration;
+use std::io::Write as _;
+use std::process::Stdio;
+use std::time::{Duration, SystemTime};
 
-use leasehold::{Error, LeaseState, Released, connect};
-use leasehold_testkit::{Certificates, Etcd, Server};
+use leasehold::{Client, Error, Lease, LeaseState, LostCause, Released, connect};
+use leasehold_testkit::{Certificates, Etcd, Proxy, Renewals, Server};
 
 use super::support::*;
+
+/// The login of the root user, as etcd's own command is told.
+const ROOT: &str = "--user=root:top";
 
 /// A server with a root user and one who may use the keys below `app/`.
 async fn guarded() -> Server {
@@ -17,6 +22,8 @@ async fn guarded() -> Server {
         &["role", "grant-permission", "app", "readwrite", "app/", "--prefix=true"],
         &["user", "add", "me:hush hush"],
         &["user", "grant-role", "me", "app"],
+        &["user", "add", "you:quiet"],
+        &["user", "grant-role", "you", "app"],
         &["auth", "enable"],
     ];
     for order in orders {
@@ -26,6 +33,22 @@ async fn guarded() -> Server {
         assert!(done.status.success(), "{order:?}: {error}");
     }
     server
+}
+
+/// What root says to a guarded server.
+fn root(server: &Server, words: &[&str]) {
+    ctl(&endpoint(server), &[&[ROOT], words].concat());
+}
+
+/// Gives a user another password, as root. The server forgets its logins with that.
+fn set_password(server: &Server, user: &str, password: &str) {
+    let mut command = etcdctl(&endpoint(server));
+    command.args([ROOT, "user", "passwd", user, "--interactive=false"]);
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().expect("etcdctl");
+    let mut input = child.stdin.take().expect("it is piped");
+    writeln!(input, "{password}").expect("it reads");
+    drop(input);
+    assert!(child.wait().expect("it ends").success());
 }
 
 fn url(server: &Server, login: &str, prefix: &str) -> String {
@@ -49,6 +72,7 @@ async fn user_with_rights_to_its_prefix_has_locks_and_no_others() {
         }
         other => panic!("a user without rights came to {other:?}"),
     }
+    nothing_is_left_for(&server, &[ROOT], &[one, two]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -68,6 +92,7 @@ async fn password_for_a_cluster_without_users_is_not_needed() {
     let server = server().await;
     let client = client(&url(&server, "me:any", "app/")).await;
     client.mutex("job").lock().await.expect("free").release().await.expect("an answer");
+    nothing_is_left(&server, &[client]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -85,6 +110,126 @@ async fn f99_login_that_the_server_forgot_is_renewed_while_the_lease_is_held() {
     .await;
     assert_eq!(lease.state(), LeaseState::Held);
     assert_eq!(soon("an answer", lease.release()).await.expect("one"), Released::Released);
+    nothing_is_left_for(&server, &[ROOT], &[client]).await;
+}
+
+/// What was lost is not given back in place of what the next one holds.
+async fn harms_nobody(lost: Lease, next: Lease) {
+    assert_ne!(soon("an answer", lost.release()).await.ok(), Some(Released::Released));
+    assert!(next.is_held());
+    assert_eq!(soon("an answer", next.release()).await.expect("one"), Released::Released);
+}
+
+/// Takes its login from a holder whom another user waits for, and sees that it loses in time.
+async fn loses_with_its_login(take: impl AsyncFn(&Server)) {
+    let server = guarded().await;
+    let (one, seen) = Renewals::of(&url(&server, "you:quiet", "app/")).await.expect("a connection");
+    let two = client(&url(&server, "me:hush%20hush", "app/")).await;
+    let lease = one.mutex("job").ttl(Duration::from_secs(3)).lock().await.expect("free");
+    let mut waiter = Waiter::start(two.claim("job").ttl(LONG));
+    until_waiting(&two, "job", 1).await;
+    take(&server).await;
+    let next = waiter.granted().await;
+    assert_eq!(lease.state(), LeaseState::Lost, "two hold at once");
+    let cause = soon("the loss", lease.lost()).await;
+    assert!(matches!(cause, LostCause::Expired | LostCause::Unreachable), "{cause:?}");
+    assert!(next.fence() > lease.fence());
+    let failures = seen.failures();
+    let said = "does not accept this user and password";
+    assert!(failures.iter().any(|failure| failure.contains(said)), "{failures:?}");
+    assert!(!failures.iter().any(|failure| failure.contains("quiet")), "{failures:?}");
+    let refused = soon("an answer", one.mutex("job").try_lock()).await.expect_err("nobody");
+    assert!(!refused.is_transient() && refused.to_string().contains(said), "{refused}");
+    harms_nobody(lease, next).await;
+    nothing_is_left_for(&server, &[ROOT], &[one, two]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f99_lease_of_a_user_who_was_deleted_is_lost_before_the_next_is_granted() {
+    loses_with_its_login(async |server| root(server, &["user", "delete", "you"])).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f99_lease_of_a_user_with_another_password_is_lost_before_the_next_is_granted() {
+    loses_with_its_login(async |server| {
+        set_password(server, "you", "another");
+        // A server keeps its logins in memory.
+        server.restart().await.expect("it starts again");
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f99_login_that_is_good_again_in_time_keeps_the_lease() {
+    let server = guarded().await;
+    let one = client(&url(&server, "you:quiet", "app/")).await;
+    let two = client(&url(&server, "me:hush%20hush", "app/")).await;
+    let lease = one.mutex("job").ttl(Duration::from_secs(10)).lock().await.expect("free");
+    let waiter = Waiter::start(two.claim("job").ttl(LONG));
+    until_waiting(&two, "job", 1).await;
+    set_password(&server, "you", "another");
+    until("an uncertain lease", async || lease.state() != LeaseState::Held).await;
+    assert_eq!(lease.state(), LeaseState::Uncertain);
+    set_password(&server, "you", "quiet");
+    until("a certain lease", async || lease.state() != LeaseState::Uncertain).await;
+    assert_eq!(lease.state(), LeaseState::Held);
+    assert!(waiter.is_waiting(), "two hold at once");
+    assert_eq!(soon("an answer", lease.release()).await.expect("one"), Released::Released);
+    nothing_is_left_for(&server, &[ROOT], &[one, two]).await;
+}
+
+/// Closes the clients of a store that only certificates open, and sees that nothing is left in it.
+async fn nothing_is_left_within(made: &Certificates, server: &Server, clients: &[Client]) {
+    // That of the client may have run out by now.
+    let (ca, cert, key) = (made.ca(), made.server_certificate(), made.server_key());
+    let (ca, cert, key) = (ca.display(), cert.display(), key.display());
+    let login = [format!("--cacert={ca}"), format!("--cert={cert}"), format!("--key={key}")];
+    nothing_is_left_for(server, &login.each_ref().map(String::as_str), clients).await;
+}
+
+/// A connection outlives the certificate it was opened with; the next one is refused.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f99_lease_of_a_client_whose_certificate_ran_out_is_lost_before_the_next_is_granted() {
+    let life = Duration::from_secs(8);
+    let made = Certificates::with_client_valid_for(life).expect("certificates");
+    // Its last second is a whole one.
+    let ended = SystemTime::now() + life + Duration::from_secs(1);
+    let server = Etcd::new().mutual_tls(&made).start().await.expect("a server");
+    let proxy = Proxy::start(server.address()).await.expect("a proxy");
+    let ca = made.ca();
+    let url = |address: std::net::SocketAddr, cert: &std::path::Path, key: &std::path::Path| {
+        let (ca, cert, key) = (ca.display(), cert.display(), key.display());
+        format!("etcds://{address}?ca={ca}&cert={cert}&key={key}")
+    };
+    let far = url(proxy.address(), &made.client_certificate(), &made.client_key());
+    let (far, seen) = Renewals::of(&far).await.expect("a connection");
+    // A server's certificate is as good for a client, and lasts.
+    let near = url(server.address(), &made.server_certificate(), &made.server_key());
+    let near = client(&near).await;
+    let ttl = Duration::from_secs(3);
+    let lease = far.mutex("job").ttl(ttl).lock().await.expect("free");
+    let mut waiter = Waiter::start(near.claim("job").ttl(LONG));
+    until_waiting(&near, "job", 1).await;
+    until("the end of the certificate", async || SystemTime::now() > ended).await;
+    let before = lease.safe_until();
+    until("a renewal after it", async || {
+        assert!(lease.is_held(), "the connection is still good");
+        lease.safe_until() > before
+    })
+    .await;
+    proxy.reset_all();
+    let next = waiter.granted().await;
+    assert_eq!(lease.state(), LeaseState::Lost, "two hold at once");
+    assert_eq!(soon("the loss", lease.lost()).await, LostCause::Unreachable);
+    assert!(next.fence() > lease.fence());
+    let failures = seen.failures();
+    assert!(failures.iter().any(|failure| failure.contains("ertificate")), "{failures:?}");
+    // Not always: the connection may be gone before the reason was read.
+    let refused = soon("an answer", far.mutex("job").ttl(ttl).try_lock()).await;
+    assert!(matches!(&refused, Err(Error::Unreachable { .. })), "{refused:?}");
+    harms_nobody(lease, next).await;
+    // Nothing waits for an answer that cannot come.
+    nothing_is_left_within(&made, &server, &[far, near]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -109,4 +254,5 @@ async fn certificates_are_checked_on_both_sides() {
         let refused = soon("an answer", connect(&url)).await;
         assert!(matches!(refused, Err(Error::Unreachable { .. })), "{url}: {refused:?}");
     }
+    nothing_is_left_within(&made, &server, &[good]).await;
 }

@@ -11,12 +11,12 @@ use super::support::*;
 const TTL: Duration = Duration::from_secs(12);
 
 /// A lease that is held and a claim that waits for it, by clients that know all members.
-async fn held_and_waited_for(group: &Group, name: &str) -> (Client, leasehold::Lease, Waiter) {
+async fn held_and_waited_for(group: &Group, name: &str) -> ([Client; 2], leasehold::Lease, Waiter) {
     let [one, two] = [client(group.url()).await, client(group.url()).await];
     let lease = one.mutex(name).ttl(TTL).lock().await.expect("it is free");
     let waiter = Waiter::start(two.claim(name).ttl(TTL));
     until_waiting(&one, name, 1).await;
-    (one, lease, waiter)
+    ([one, two], lease, waiter)
 }
 
 /// Sees a lease renewed, and never lost meanwhile.
@@ -40,10 +40,12 @@ async fn handed_over(lease: leasehold::Lease, waiter: &mut Waiter) {
 
 async fn survives(break_it: impl AsyncFn(&Group) -> usize) -> (Group, usize) {
     let group = cluster().await;
-    let (_client, lease, mut waiter) = held_and_waited_for(&group, "kept").await;
+    let (clients, lease, mut waiter) = held_and_waited_for(&group, "kept").await;
     let broken = break_it(&group).await;
     renewed(&lease, &waiter).await;
     handed_over(lease, &mut waiter).await;
+    let well = others(&group, broken).next().expect("another member");
+    nothing_is_left(well, &clients).await;
     (group, broken)
 }
 
@@ -60,14 +62,14 @@ async fn f92_leader_killed_while_a_lock_is_held_and_waited_for_loses_nothing() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f85_any_member_killed_while_a_lock_is_held_and_waited_for_loses_nothing() {
     let group = cluster().await;
-    let (_client, lease, mut waiter) = held_and_waited_for(&group, "kept").await;
+    let (clients, lease, mut waiter) = held_and_waited_for(&group, "kept").await;
     for server in group.servers() {
         server.kill().expect("it runs");
         renewed(&lease, &waiter).await;
         server.restart().await.expect("it starts again");
     }
     handed_over(lease, &mut waiter).await;
-    until("an empty store", async || claims(&group.servers()[0]).is_empty()).await;
+    nothing_is_left(&group.servers()[0], &clients).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -78,27 +80,29 @@ async fn f92_stopped_leader_loses_nothing_and_does_no_harm_when_it_goes_on() {
         leader
     })
     .await;
-    let (_client, lease, mut waiter) = {
+    let (clients, lease, mut waiter) = {
         let rest: Vec<String> = others(&group, stopped).map(endpoint).collect();
         let url = format!("etcd://{}", rest.join(","));
         let [one, two] = [client(&url).await, client(&url).await];
         let lease = one.mutex("after").ttl(TTL).lock().await.expect("it is free");
         let waiter = Waiter::start(two.claim("after").ttl(TTL));
         until_waiting(&one, "after", 1).await;
-        (one, lease, waiter)
+        ([one, two], lease, waiter)
     };
     group.servers()[stopped].continue_process().expect("it is stopped");
     renewed(&lease, &waiter).await;
     handed_over(lease, &mut waiter).await;
+    nothing_is_left(&group.servers()[stopped], &clients).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f92_leases_survive_the_restart_of_the_whole_cluster() {
     let group = cluster().await;
-    let (_client, lease, mut waiter) = held_and_waited_for(&group, "kept").await;
+    let (clients, lease, mut waiter) = held_and_waited_for(&group, "kept").await;
     group.restart().await.expect("it starts again");
     renewed(&lease, &waiter).await;
     handed_over(lease, &mut waiter).await;
+    nothing_is_left(&group.servers()[0], &clients).await;
 }
 
 /// A leader that was stopped for longer than a ttl may believe, before it hears that it was
@@ -138,6 +142,7 @@ async fn f93_leader_that_slept_for_longer_than_a_ttl_ends_no_lease_without_a_wor
             handed_over(lease, &mut waiter).await;
         }
     }
+    nothing_is_left(&group.servers()[leader], &[one, two]).await;
 }
 
 fn others(group: &Group, without: usize) -> impl Iterator<Item = &Server> {
@@ -146,7 +151,7 @@ fn others(group: &Group, without: usize) -> impl Iterator<Item = &Server> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f91_clients_of_a_member_that_is_cut_off_lose_and_others_go_on() {
+async fn f91_clients_of_a_member_that_stopped_lose_and_others_go_on() {
     let group = cluster().await;
     let alone = group.servers()[0].url().to_owned();
     let rest: Vec<String> = others(&group, 0).map(endpoint).collect();
@@ -164,6 +169,7 @@ async fn f91_clients_of_a_member_that_is_cut_off_lose_and_others_go_on() {
     assert_ne!(soon("an answer", lease.release()).await.ok(), Some(Released::Released));
     assert!(next.is_held());
     assert_eq!(next.release().await.expect("an answer"), Released::Released);
+    nothing_is_left(&group.servers()[0], &[one, two]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -183,4 +189,5 @@ async fn f91_without_a_majority_leases_are_lost_in_time_and_nothing_is_granted()
     }
     let lease = soon("the name to be free", client.mutex("majority").lock()).await;
     lease.expect("a lease").release().await.expect("an answer");
+    nothing_is_left(&group.servers()[0], &[client]).await;
 }

@@ -36,6 +36,7 @@ async fn a_cycle_is_two_proposals_contended_or_not() {
         mutex.lock().await.expect("free").release().await.expect("an answer");
     }
     assert_eq!(revision(&server) - before, 243, "nor in another epoch, but for its beginning");
+    nothing_is_left(&server, &[one, two]).await;
 }
 
 /// etcd remembers deleted keys until it is compacted, and reads past them: with a key for each
@@ -59,6 +60,7 @@ async fn a_client_uses_its_keys_on_a_name_again() {
     }
     assert_eq!(keys.len(), 3, "two at a time on the one name, one on the other: {keys:?}");
     assert!(client.mutex("again").try_lock().await.expect("an answer").is_some());
+    nothing_is_left(&server, &[client]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -75,6 +77,7 @@ async fn who_never_waits_does_not_watch() {
     until("a watch", async || metric(&server, "etcd_debugging_mvcc_watcher_total") == 1).await;
     lease.release().await.expect("an answer");
     next.granted().await.release().await.expect("an answer");
+    nothing_is_left(&server, &[one, two]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -93,6 +96,49 @@ async fn a_client_watches_once_however_many_of_its_claims_wait() {
         lease.release().await.expect("an answer");
         waiter.granted().await.release().await.expect("an answer");
     }
+    nothing_is_left(&server, &[one, two]).await;
+}
+
+/// Takes a minute: whether somebody waited is looked at twice in it, and at first somebody did.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_watch_closes_after_half_a_minute_unless_somebody_waits() {
+    const WATCHES: &str = "etcd_debugging_mvcc_watcher_total";
+    let server = server().await;
+    let [one, two, three] =
+        [client(server.url()).await, client(server.url()).await, client(server.url()).await];
+    let held = [one.mutex("waits"), one.mutex("waited")].map(|mutex| mutex.ttl(LONG));
+    let [waits, waited] = [held[0].lock().await, held[1].lock().await].map(|it| it.expect("free"));
+    let (begun, mut meter) = (tokio::time::Instant::now(), Meter::of(&server));
+    let mut next = Waiter::start(three.claim("waited").ttl(LONG));
+    until_waiting(&one, "waited", 1).await;
+    let mut stays = Waiter::start(two.claim("waits").ttl(LONG));
+    until_waiting(&one, "waits", 1).await;
+    until("their watches", async || metric(&server, WATCHES) == 2).await;
+    waited.release().await.expect("an answer");
+    next.granted().await.release().await.expect("an answer");
+    let closed = async {
+        while metric(&server, WATCHES) > 1 {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    };
+    let closed = tokio::time::timeout(Duration::from_secs(90), closed).await;
+    closed.expect("the watch that nobody needs is closed");
+    assert!(begun.elapsed() >= Duration::from_secs(30), "{:?}", begun.elapsed());
+    // By then it was looked at twice whether the other is needed.
+    tokio::time::sleep_until(begun + Duration::from_secs(65)).await;
+    assert_eq!(metric(&server, WATCHES), 1);
+    let spent = meter.spent();
+    assert!(spent.contains("Watch 2;"), "it is not closed and opened again: {spent}");
+    waits.release().await.expect("an answer");
+    stays.granted().await.release().await.expect("an answer");
+    // Who has to wait once more opens it again.
+    let lease = one.mutex("waited").ttl(LONG).lock().await.expect("free");
+    let mut next = Waiter::start(three.claim("waited").ttl(LONG));
+    until("another watch", async || metric(&server, WATCHES) == 2).await;
+    until_waiting(&one, "waited", 1).await;
+    lease.release().await.expect("an answer");
+    next.granted().await.release().await.expect("an answer");
+    nothing_is_left(&server, &[one, two, three]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -108,6 +154,7 @@ async fn a_refused_try_writes_nothing() {
     }
     assert_eq!(revision(&server), before);
     drop((lease, reader));
+    nothing_is_left(&server, &[client]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -120,6 +167,7 @@ async fn renewing_writes_nothing() {
     until("several renewals", async || lease.safe_until().since(begun) > ttl * 2).await;
     assert_eq!(revision(&server), before);
     assert_eq!(lease.state(), LeaseState::Held);
+    nothing_is_left(&server, &[client]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -143,8 +191,7 @@ async fn f95_a_thousand_locks_cost_one_lease_and_stay_held() {
     for lease in leases {
         assert_eq!(lease.release().await.expect("an answer"), Released::Released);
     }
-    soon("the close", client.close()).await.expect("an answer");
-    until_empty(&server).await;
+    nothing_is_left(&server, &[client]).await;
 }
 
 /// What renewals took, as a client tells its observer.
@@ -188,8 +235,7 @@ async fn f95_twenty_thousand_locks_are_on_one_lease_and_all_stay_held() {
     let slowest = renewals.iter().map(|(_, took)| took).max().expect("some");
     println!("{renewed} claims in {} renewals, the slowest took {slowest:?}", renewals.len());
     drop(leases);
-    soon("the close", client.close()).await.expect("an answer");
-    until_empty(&server).await;
+    nothing_is_left(&server, &[client]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -240,6 +286,7 @@ async fn a_long_line_is_served_in_order_and_joined_with_bounded_reads() {
     until_waiting(&one, "readers", 1).await;
     drop(readers);
     drop(writer.granted().await);
+    nothing_is_left(&server, &[one, crowd]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -266,4 +313,5 @@ async fn who_meets_somebody_where_nobody_was_for_long_asks_once_more_and_then_no
     contended("quiet").await;
     assert_eq!(metric(&server, PROPOSALS) - before, 29);
     assert!(claims(&server).is_empty());
+    nothing_is_left(&server, &[one, two]).await;
 }

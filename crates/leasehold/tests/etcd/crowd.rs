@@ -59,6 +59,7 @@ async fn many_tasks_on_names_of_their_own_cost_far_fewer_proposals_than_two_each
     let alone = (TASKS * ROUNDS * 2) as u64;
     assert!(proposals * 3 < alone, "{proposals}, and {alone} if each went alone");
     assert!(claims(&server).is_empty());
+    nothing_is_left(&server, &[client]).await;
 }
 
 /// Says who holds a name, by whom that is checked.
@@ -104,6 +105,7 @@ async fn names_that_several_of_a_crowd_want_have_one_holder_at_a_time() {
     })
     .await;
     until("an empty store", async || claims(&server).is_empty()).await;
+    nothing_is_left(&server, &clients).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -135,6 +137,7 @@ async fn tasks_that_are_aborted_in_a_crowd_leave_nothing() {
         assert_eq!(lease.release().await.expect("an answer"), Released::Released);
     }
     until("an empty store", async || claims(&server).is_empty()).await;
+    nothing_is_left(&server, &[crowd, other]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -165,6 +168,7 @@ async fn claim_whose_lease_is_gone_is_no_concern_of_the_crowd_it_goes_with() {
     for lease in leases {
         assert_eq!(lease.release().await.expect("an answer"), Released::Released);
     }
+    nothing_is_left(&server, &[client]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -203,6 +207,8 @@ async fn f97_full_store_takes_back_what_a_crowd_holds_whatever_else_the_crowd_wa
     })
     .await;
     until("no claims", async || !claims(&server).iter().any(|key| key != "filler")).await;
+    ctl(&endpoint(&server), &["del", "filler"]);
+    nothing_is_left(&server, &[client]).await;
 }
 
 /// Locks and releases names of its own until it is told to end; counts what came of it.
@@ -242,4 +248,5 @@ async fn crowd_goes_on_when_its_member_stops() {
     end.store(true, Ordering::Release);
     soon("all tasks", async { while tasks.join_next().await.is_some() {} }).await;
     until("an empty store", async || claims(&group.servers()[0]).is_empty()).await;
+    nothing_is_left(&group.servers()[0], &[client]).await;
 }

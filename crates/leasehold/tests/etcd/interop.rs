@@ -1,9 +1,16 @@
-//! `etcdctl lock`, which is Go's `concurrency.Mutex`: each excludes the other, in both directions.
+//! `etcdctl lock`, which is Go's `concurrency.Mutex`, and the server's own lock service: each
+//! excludes the other, in both directions.
 
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use leasehold::engine::Query;
 use leasehold::{LeaseState, Mode, Released};
+use leasehold_testkit::Server;
+use tokio::task::JoinHandle;
 
 use super::support::*;
 
@@ -25,8 +32,7 @@ async fn etcdctl_waits_for_our_lease_and_gets_the_lock_after_it() {
     theirs.terminate().expect("it runs");
     let lease = soon("our turn", client.mutex("demo").ttl(LONG).lock()).await.expect("a lease");
     lease.release().await.expect("an answer");
-    client.close().await.expect("an answer");
-    until_empty(&server).await;
+    nothing_is_left(&server, &[client]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -53,6 +59,7 @@ async fn we_wait_in_line_with_etcdctl_in_order_of_arrival() {
     assert!(lease.fence() > fence);
     lease.release().await.expect("an answer");
     assert!(claims(&server).is_empty());
+    nothing_is_left(&server, &[one, two]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -65,6 +72,7 @@ async fn killed_etcdctl_is_followed_by_us_after_its_ttl() {
     until_waiting(&client, "demo", 1).await;
     theirs.kill().expect("it runs");
     assert_eq!(waiter.granted().await.state(), LeaseState::Held);
+    nothing_is_left(&server, &[client]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -86,6 +94,7 @@ async fn etcdctl_waits_for_all_our_readers_and_stops_later_ones() {
     assert!(late.is_waiting());
     theirs.terminate().expect("it runs");
     late.granted().await.release().await.expect("an answer");
+    nothing_is_left(&server, &[one, two]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -108,6 +117,7 @@ async fn names_with_slashes_are_the_same_lock_for_etcdctl() {
         theirs.terminate().expect("it runs");
         drop(soon("our turn", client.mutex(name).lock()).await.expect("a lease"));
     }
+    nothing_is_left(&server, &[client]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -123,6 +133,8 @@ async fn etcdctl_takes_our_names_below_its_own_for_its_own() {
     assert_eq!(line.held.len(), 1, "to us it holds already");
     below.release().await.expect("an answer");
     locked(&mut theirs).await;
+    theirs.terminate().expect("it runs");
+    nothing_is_left(&server, &[client]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -141,4 +153,84 @@ async fn locks_of_others_are_listed_and_other_keys_are_not() {
     let evicted = client.force_release("demo", "stuck").await.expect("an answer");
     assert_eq!(evicted.len(), 1);
     assert!(client.mutex("demo").try_lock().await.expect("an answer").is_some());
+    theirs.terminate().expect("it runs");
+    ctl(&endpoint(&server), &["del", "registry/pods/one"]);
+    nothing_is_left(&server, &[client]).await;
+}
+
+/// A session of the lock service: what it locks is on a lease, which its client made.
+struct Session {
+    address: SocketAddr,
+    lease: String,
+}
+
+impl Session {
+    fn new(server: &Server) -> Self {
+        let address = server.address();
+        let lease = field(&post(address, "/v3/lease/grant", r#"{"TTL":"300"}"#), "ID");
+        Self { address, lease }
+    }
+
+    /// Asks for the lock; the answer, its key, comes when it is held.
+    fn lock(&self, name: &str) -> JoinHandle<String> {
+        let (address, name) = (self.address, STANDARD.encode(name));
+        let order = format!(r#"{{"name":"{name}","lease":"{}"}}"#, self.lease);
+        tokio::task::spawn_blocking(move || field(&post(address, "/v3/lock/lock", &order), "key"))
+    }
+
+    fn unlock(&self, key: &str) {
+        post(self.address, "/v3/lock/unlock", &format!(r#"{{"key":"{key}"}}"#));
+    }
+
+    fn end(self) {
+        post(self.address, "/v3/lease/revoke", &format!(r#"{{"ID":"{}"}}"#, self.lease));
+    }
+}
+
+/// What the server's gateway for JSON answers.
+fn post(address: SocketAddr, path: &str, order: &str) -> String {
+    let mut stream = TcpStream::connect(address).expect("a connection");
+    let length = order.len();
+    write!(stream, "POST {path} HTTP/1.0\r\nContent-Length: {length}\r\n\r\n{order}")
+        .expect("a request");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("an answer");
+    assert!(answer.split(' ').nth(1) == Some("200"), "{path}: {answer}");
+    answer
+}
+
+/// A text in an answer.
+fn field(answer: &str, name: &str) -> String {
+    let rest = answer.split(&format!("\"{name}\":\"")).nth(1).expect(answer);
+    rest.split('"').next().expect(answer).to_owned()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn lock_service_waits_for_our_lease_and_we_wait_for_its_lock() {
+    let server = server().await;
+    let client = client(server.url()).await;
+    let session = Session::new(&server);
+    for name in ["demo", "a/b"] {
+        let lease = client.mutex(name).ttl(LONG).lock().await.expect("it is free");
+        let fence = lease.fence();
+        let theirs = session.lock(name);
+        until_waiting(&client, name, 1).await;
+        assert!(!theirs.is_finished());
+        assert_eq!(lease.release().await.expect("an answer"), Released::Released);
+        let key = soon("its turn", theirs).await.expect("no panic");
+        let plain = STANDARD.decode(&key).expect("a key");
+        assert!(plain.starts_with(format!("{name}/").as_bytes()), "{key}");
+        let line = client.show(name).await.expect("an answer").expect("it is held");
+        assert_eq!(line.held[0].holder.label(), "a client of another library");
+        assert!(client.mutex(name).try_lock().await.expect("an answer").is_none());
+        let mut waiter = Waiter::start(client.claim(name).ttl(LONG));
+        until_waiting(&client, name, 1).await;
+        assert!(waiter.is_waiting());
+        session.unlock(&key);
+        let lease = waiter.granted().await;
+        assert!(lease.fence() > fence);
+        lease.release().await.expect("an answer");
+    }
+    session.end();
+    nothing_is_left(&server, &[client]).await;
 }

@@ -74,7 +74,10 @@ async fn f129_restored_snapshot_gives_old_fences_until_its_epoch_is_bumped() {
         last = turn(&lived).await.expect("above all it was told");
         assert!(last >= from);
         drop(guard.enter("account", last).await.expect("the newest"));
+        // Not empty yet: the lease of the client that lived is older than the snapshot.
+        soon("the close", fresh.close()).await.expect("an answer");
     }
+    nothing_is_left(&server, &[lived]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -95,4 +98,5 @@ async fn claims_of_etcds_own_command_are_in_line_across_a_bump() {
     assert!(last.is_waiting());
     drop(other);
     assert_eq!(last.granted().await.fence(), fences[2]);
+    nothing_is_left(&server, &[one]).await;
 }

@@ -2,31 +2,19 @@
 
 use std::time::Duration;
 
-use leasehold::claim::{Claim, ClaimKey, Holder, Mode, Note, Renewal, Standing, Token};
+use leasehold::claim::{Claim, Holder, Standing};
 use leasehold::engine::{Bump, Engine, Eviction, Wake};
 use leasehold::etcd::Etcd as Store;
 use leasehold::{Name, Released};
 use leasehold_testkit::Server;
+use leasehold_testkit::bare::{self, renewal};
 
 use super::support::*;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A claim as an engine sees it: no keeper gives it back or renews it meanwhile.
 fn claim(name: &str) -> Claim {
-    Claim {
-        key: ClaimKey { name: Name::new(name).expect("good"), token: Token::random() },
-        mode: Mode::Exclusive,
-        holder: Holder::fresh(),
-        note: Note::default(),
-        ttl: LONG,
-        patience: PATIENCE,
-        join: true,
-    }
-}
-
-fn renewal(claim: &Claim) -> Renewal {
-    Renewal { key: claim.key.clone(), ttl: claim.ttl, patience: claim.patience }
+    Claim { patience: PATIENCE, ..bare::claim(name) }
 }
 
 async fn engine(server: &Server) -> Store {
@@ -48,6 +36,14 @@ async fn renewed(engine: &Store, of: &Claim) -> Standing {
 
 async fn release(engine: &Store, of: &Claim) -> Released {
     engine.release(std::slice::from_ref(&of.key)).await.expect("an answer").remove(0)
+}
+
+/// Closes the engines of a store, and sees that nothing is left in it.
+async fn is_left_empty(server: &Server, engines: &[&Store]) {
+    for engine in engines {
+        soon("the close", engine.close()).await.expect("an answer");
+    }
+    until_empty(server).await;
 }
 
 /// The key of the only claim.
@@ -82,6 +78,7 @@ async fn whoever_has_an_earlier_claim_at_a_key_does_nothing_to_the_present_one()
     assert!(matches!(renewed(&one, &second).await, Standing::Held { .. }));
     assert_eq!(release(&one, &second).await, Released::Released);
     assert!(claims(&server).is_empty());
+    is_left_empty(&server, &[&one, &two]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -101,6 +98,7 @@ async fn claim_that_ended_without_its_clients_knowledge_ends_no_other() {
     assert!(matches!(woken, Wake::Holds { .. }), "{woken:?}");
     assert_eq!(release(&one, &waits).await, Released::Released);
     assert!(claims(&server).is_empty());
+    is_left_empty(&server, &[&one, &two]).await;
 }
 
 /// A renewal that was answered before the release must not make its client believe in the claim
@@ -121,6 +119,7 @@ async fn renewal_beside_a_release_does_not_end_the_claim_after_it() {
         assert_eq!(release(&engine, &first).await, Released::TakenBy(second.holder.clone()));
         assert_eq!(release(&engine, &second).await, Released::Released, "it was still there");
     }
+    is_left_empty(&server, &[&engine]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -140,6 +139,8 @@ async fn client_that_has_anothers_handle_does_not_write_at_the_others_key() {
     assert_eq!(release(&two, &shared).await, Released::Released);
     soon("the bell", one.wait(&own.key)).await.expect("a bell");
     assert!(matches!(renewed(&one, &own).await, Standing::Held { .. }));
+    assert_eq!(release(&one, &own).await, Released::Released);
+    is_left_empty(&server, &[&one, &two]).await;
 }
 
 /// There is one claim for a token, wherever it is.
@@ -160,6 +161,7 @@ async fn claim_that_another_client_gave_back_and_made_anew_is_renewed_and_releas
         assert_eq!(release(&two, &shared).await, Released::AlreadyExpired);
         assert!(claims(&server).is_empty());
     }
+    is_left_empty(&server, &[&one, &two]).await;
 }
 
 /// As a snapshot brings back: the same key with a claim that is long over.
@@ -180,6 +182,7 @@ async fn key_at_which_an_old_claim_is_back_is_left_alone() {
     assert!(matches!(woken, Wake::Holds { .. }), "{woken:?}");
     assert_eq!(release(&engine, &next).await, Released::Released);
     assert!(claims(&server).is_empty());
+    is_left_empty(&server, &[&engine]).await;
 }
 
 /// In another epoch fences are far above the revisions that events have.
@@ -198,6 +201,8 @@ async fn waiter_that_is_taken_out_of_the_line_after_a_bump_hears_of_it() {
     ctl(&endpoint(&server), &["del", &keys[0]]);
     let woken = soon("the bell", two.wait(&waits.key)).await.expect("a bell");
     assert!(matches!(woken, Wake::Ask), "{woken:?}");
+    assert_eq!(release(&one, &holds).await, Released::Released);
+    is_left_empty(&server, &[&one, &two]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -221,6 +226,8 @@ async fn claim_given_up_half_way_leaves_its_key_to_nobody() {
     until("the one that was given up is gone", async || claims(&server).len() == 1).await;
     assert!(matches!(renewed(&engine, &next).await, Standing::Held { .. }));
     assert!(matches!(renewed(&engine, &first).await, Standing::Out { .. }));
+    assert_eq!(release(&engine, &next).await, Released::Released);
+    is_left_empty(&server, &[&engine]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -240,4 +247,6 @@ async fn eviction_of_one_claim_leaves_the_next_at_its_key() {
     held(&engine, &third).await;
     assert!(matches!(renewed(&engine, &second).await, Standing::Out { .. }));
     assert!(matches!(renewed(&engine, &third).await, Standing::Held { .. }));
+    assert_eq!(release(&engine, &third).await, Released::Released);
+    is_left_empty(&server, &[&engine]).await;
 }

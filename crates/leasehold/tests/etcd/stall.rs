@@ -62,6 +62,12 @@ impl Scene {
         stalled
     }
 
+    /// Closes the clients, and sees that nothing is left, in the eyes of the leader that was.
+    async fn ends_empty(&self, clients: &[Client]) {
+        ctl(&self.rest(), &["del", "filler"]);
+        nothing_is_left(self.leader(), clients).await;
+    }
+
     fn is_replaced(&self) -> bool {
         self.others().any(|server| metric(server, "etcd_server_is_leader") == 1)
     }
@@ -125,6 +131,7 @@ async fn f93_lease_that_a_leader_with_a_stalled_disk_ends_is_lost_at_the_next_re
         // One renewal may have been under way; another would have moved it on by more.
         assert!(lease.safe_until().since(known) < TTL, "it was renewed although it was gone");
         harms_nobody(lease, next).await;
+        scene.ends_empty(&[one, two]).await;
         return;
     }
     let awake = lease.safe_until();
@@ -136,6 +143,7 @@ async fn f93_lease_that_a_leader_with_a_stalled_disk_ends_is_lost_at_the_next_re
     assert_eq!(fence_in_store(&two, "stalled").await, Some(fence));
     assert_eq!(soon("an answer", lease.release()).await.expect("one"), Released::Released);
     assert!(waiter.granted().await.fence() > fence);
+    scene.ends_empty(&[one, two]).await;
 }
 
 /// The old leader acknowledges the renewals of its own clients, and the new one hears of none.
@@ -162,4 +170,5 @@ async fn f93_renewals_that_only_a_leader_with_a_stalled_disk_hears_of_keep_nothi
     assert!(next.fence() > lease.fence());
     stalled.heal().expect("no stall");
     harms_nobody(lease, next).await;
+    scene.ends_empty(&[one, two]).await;
 }

@@ -1,8 +1,11 @@
 //! Servers, clients of them, etcd's own command, and waiting for facts.
 
+use std::collections::BTreeMap;
 use std::io::{Read as _, Write as _};
 use std::process::{Command, Output};
-use std::time::Duration;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use leasehold::{Client, Lease, Request, connect};
 use leasehold_testkit::{Etcd, Group, Server, Worker};
@@ -89,34 +92,180 @@ pub(crate) fn revision(server: &Server) -> u64 {
     rest.split([',', '}']).next().and_then(|number| number.parse().ok()).expect("a number")
 }
 
-/// What the server counts under this name.
-pub(crate) fn metric(server: &Server, name: &str) -> u64 {
+/// All that the server counts.
+fn metrics(server: &Server) -> String {
     let mut stream = std::net::TcpStream::connect(server.address()).expect("a connection");
     stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").expect("a request");
     let mut text = String::new();
     stream.read_to_string(&mut text).expect("an answer");
+    text
+}
+
+/// What is counted under this name.
+fn counted(text: &str, name: &str) -> u64 {
     let mut lines = text.lines().filter_map(|line| line.strip_prefix(name));
     let value = lines.find_map(|value| value.strip_prefix(' ')).expect(name);
     value.trim().parse::<f64>().expect("a number") as u64
 }
 
+/// What the server counts under this name.
+pub(crate) fn metric(server: &Server, name: &str) -> u64 {
+    counted(&metrics(server), name)
+}
+
+/// Tells what a server was asked for, and what it proposed to its cluster.
+pub(crate) struct Meter<'a> {
+    server: &'a Server,
+    requests: BTreeMap<String, u64>,
+    proposals: u64,
+}
+
+impl<'a> Meter<'a> {
+    pub(crate) fn of(server: &'a Server) -> Self {
+        let mut meter = Self { server, requests: BTreeMap::new(), proposals: 0 };
+        meter.spent();
+        meter
+    }
+
+    /// What came since this was last asked: how many requests of each kind, and the proposals.
+    pub(crate) fn spent(&mut self) -> String {
+        let text = metrics(self.server);
+        let mut requests = BTreeMap::new();
+        for line in text.lines() {
+            let rest = line.strip_prefix("grpc_server_started_total{grpc_method=\"");
+            let Some((kind, rest)) = rest.and_then(|rest| rest.split_once('"')) else { continue };
+            let count = rest.rsplit(' ').next().and_then(|count| count.parse::<f64>().ok());
+            *requests.entry(kind.to_owned()).or_default() += count.expect("a number") as u64;
+        }
+        assert!(requests.contains_key("Txn"), "{requests:?}");
+        let proposals = counted(&text, "etcd_server_proposals_committed_total");
+        let since = requests.iter().map(|(kind, count)| {
+            (kind, count - self.requests.get(kind).copied().unwrap_or_default())
+        });
+        let told: Vec<String> = since
+            .filter(|(_, count)| *count > 0)
+            .map(|(kind, count)| format!("{kind} {count}"))
+            .collect();
+        let told = format!("{}; proposals {}", told.join(", "), proposals - self.proposals);
+        (self.requests, self.proposals) = (requests, proposals);
+        told
+    }
+}
+
+/// The lines of what etcd's own command says to who logs in with these options.
+fn lines(server: &Server, login: &[&str], words: &[&str]) -> Vec<String> {
+    let text = ctl(&endpoint(server), &[login, words].concat());
+    text.lines().filter(|line| !line.is_empty()).map(str::to_owned).collect()
+}
+
+fn keys(server: &Server, login: &[&str]) -> Vec<String> {
+    lines(server, login, &["get", "", "--prefix", "--keys-only"])
+}
+
 /// The claims in a store: every key but those of the library's own.
 pub(crate) fn claims(server: &Server) -> Vec<String> {
-    let text = ctl(&endpoint(server), &["get", "", "--prefix", "--keys-only"]);
-    let keys = text.lines().filter(|line| !line.is_empty() && !line.starts_with("leasehold:"));
-    keys.map(str::to_owned).collect()
+    let mut keys = keys(server, &[]);
+    keys.retain(|key| !key.starts_with("leasehold:"));
+    keys
+}
+
+/// Whether a key stays in a store for good, as docs/engines/etcd.md has it.
+fn stays(key: &str) -> bool {
+    let own = key.split_once("leasehold:").map(|(_, own)| own);
+    own.is_some_and(|own| {
+        ["store", "epoch", "farewell"].contains(&own) || own.starts_with("totals:")
+    })
+}
+
+fn leases(server: &Server, login: &[&str]) -> Vec<String> {
+    lines(server, login, &["lease", "list"]).split_off(1)
 }
 
 /// The ids of all leases.
 pub(crate) fn lease_ids(server: &Server) -> Vec<String> {
-    let text = ctl(&endpoint(server), &["lease", "list"]);
-    text.lines().skip(1).filter(|line| !line.is_empty()).map(str::to_owned).collect()
+    leases(server, &[])
 }
 
-/// Waits until neither a claim nor a lease is left.
+/// Waits until neither a lease is left nor a key that does not stay for good.
 pub(crate) async fn until_empty(server: &Server) {
-    until("an empty store", async || claims(server).is_empty() && lease_ids(server).is_empty())
-        .await;
+    until_empty_for(server, &[]).await;
+}
+
+/// The same of a store that only those may read who log in with these options of `etcdctl`.
+async fn until_empty_for(server: &Server, login: &[&str]) {
+    let begun = Instant::now();
+    loop {
+        let mut left = keys(server, login);
+        left.retain(|key| !stays(key));
+        left.extend(leases(server, login));
+        if left.is_empty() {
+            return;
+        }
+        if begun.elapsed() > EVENT_MAX {
+            let lives = leases(server, login).into_iter();
+            let lives = lives.flat_map(|id| lines(server, login, &["lease", "timetolive", &id]));
+            panic!("left in the store: {left:?}, {:?}", lives.collect::<Vec<String>>());
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// Closes the clients of a store, and sees that nothing is left in it.
+pub(crate) async fn nothing_is_left(server: &Server, clients: &[Client]) {
+    nothing_is_left_for(server, &[], clients).await;
+}
+
+/// The same of a store that only those may read who log in with these options of `etcdctl`.
+pub(crate) async fn nothing_is_left_for(server: &Server, login: &[&str], clients: &[Client]) {
+    for client in clients {
+        soon("the close", client.close()).await.expect("an answer");
+    }
+    until_empty_for(server, login).await;
+}
+
+/// Waits until the store says that nobody watches. Who is closed before that leaves its leases to
+/// end by themselves.
+pub(crate) async fn until_unwatched(server: &Server) {
+    until("nobody watches", async || {
+        !keys(server, &[]).iter().any(|key| key.starts_with("leasehold:watcher:"))
+    })
+    .await;
+}
+
+/// Changes a key and compacts everything before that, over and over, until it is stopped.
+pub(crate) struct Compacting {
+    endpoint: String,
+    stops: Arc<AtomicBool>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Compacting {
+    pub(crate) fn start(server: &Server) -> Self {
+        let (stops, endpoint) = (Arc::new(AtomicBool::new(false)), endpoint(server));
+        let (told, server) = (Arc::clone(&stops), endpoint.clone());
+        let thread = std::thread::spawn(move || {
+            while !told.load(Ordering::SeqCst) {
+                let text = ctl(&server, &["put", "filler", "", "--write-out=json"]);
+                let rest = text.split("\"revision\":").nth(1).expect("a revision");
+                let revision = rest.split([',', '}']).next().expect("a number");
+                ctl(&server, &["compact", revision]);
+            }
+        });
+        Self { endpoint, stops, thread: Some(thread) }
+    }
+
+    /// Stops, and leaves nothing.
+    pub(crate) fn stop(mut self) {
+        self.stops.store(true, Ordering::SeqCst);
+        self.thread.take().expect("it runs").join().expect("it compacts");
+        ctl(&self.endpoint, &["del", "filler"]);
+    }
+}
+
+impl Drop for Compacting {
+    fn drop(&mut self) {
+        self.stops.store(true, Ordering::SeqCst);
+    }
 }
 
 /// A claim that waits in a task of its own.

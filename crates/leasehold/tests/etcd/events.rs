@@ -1,0 +1,63 @@
+//! What watchers are told of leases that end with their client, or after it.
+//!
+//! Who watches asks of each key that goes whether its lease lives. Here that is asked only when
+//! all is over: the events are read last.
+
+use std::pin::Pin;
+
+use futures_util::{Stream, StreamExt as _};
+use leasehold::Released;
+use leasehold::engine::{Event, EventKind, Query};
+
+use super::support::*;
+
+type Events = Pin<Box<dyn Stream<Item = leasehold::Result<Event>> + Send>>;
+
+async fn next(events: &mut Events) -> (EventKind, u64) {
+    let event = soon("an event", events.next()).await.expect("it goes on").expect("an event");
+    (event.kind, event.fence)
+}
+
+/// Ends what was left to end by itself.
+async fn clear(server: &leasehold_testkit::Server) {
+    for id in lease_ids(server) {
+        ctl(&endpoint(server), &["lease", "revoke", &id]);
+    }
+    until_empty(server).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn lease_of_a_client_that_is_closed_is_told_as_released_and_not_as_expired() {
+    let server = server().await;
+    let [one, two] = [client(server.url()).await, client(server.url()).await];
+    let mut events = Box::pin(two.watch(&Query::all()).await.expect("a watch")) as Events;
+    let lease = one.mutex("held").ttl(LONG).lock().await.expect("free");
+    let fence = lease.fence();
+    soon("the close", one.close()).await.expect("an answer");
+    assert!(claims(&server).is_empty());
+    assert_eq!(next(&mut events).await, (EventKind::Granted, fence));
+    assert_eq!(next(&mut events).await, (EventKind::Released, fence));
+    drop(events);
+    until_unwatched(&server).await;
+    soon("the close", two.close()).await.expect("an answer");
+    clear(&server).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn last_claim_of_a_closed_client_is_told_as_released_and_not_as_expired() {
+    let server = server().await;
+    let [one, two] = [client(server.url()).await, client(server.url()).await];
+    let mut events = Box::pin(two.watch(&Query::all()).await.expect("a watch")) as Events;
+    let lease = one.mutex("left").ttl(LONG).lock().await.expect("free");
+    let fence = lease.fence();
+    let handle = lease.detach().await.expect("a handle");
+    soon("the close", one.close()).await.expect("an answer");
+    assert_eq!(two.release(&handle).await.expect("an answer"), Released::Released);
+    assert!(claims(&server).is_empty());
+    assert_eq!(next(&mut events).await, (EventKind::Granted, fence));
+    assert_eq!(next(&mut events).await, (EventKind::Released, fence));
+    drop(events);
+    until_unwatched(&server).await;
+    soon("the close", two.close()).await.expect("an answer");
+    clear(&server).await;
+}

@@ -1,0 +1,269 @@
+//! What is sent for each verb, counted by the server: requests by their kind, and proposals.
+//!
+//! The engine is asked directly, because a client's keeper asks by itself. The numbers are those of
+//! docs/engines/etcd.md.
+
+use std::time::Duration;
+
+use leasehold::claim::{Amendment, Claim, ClaimKey, Holder, Note, Renewal, Standing, Token};
+use leasehold::engine::{Engine as _, Eviction, Query, Wake};
+use leasehold::etcd::Etcd;
+use leasehold::{Mode, Name, Released};
+use leasehold_testkit::{Proxy, Server};
+
+use super::support::*;
+
+/// Not that of a lease, so that who waits is on a lease of its own, and far beyond each test.
+const PATIENCE: Duration = Duration::from_secs(120);
+const WATCHES: &str = "etcd_debugging_mvcc_watcher_total";
+
+async fn engine(url: &str) -> Etcd {
+    Etcd::open(url).await.expect("a connection")
+}
+
+fn name(text: &str) -> Name {
+    Name::new(text).expect("a good name")
+}
+
+fn claim(text: &str, join: bool) -> Claim {
+    let key = ClaimKey { name: name(text), token: Token::random() };
+    let (holder, note, mode) = (Holder::fresh(), Note::default(), Mode::Exclusive);
+    Claim { key, mode, holder, note, ttl: LONG, patience: PATIENCE, join }
+}
+
+async fn hold(engine: &Etcd, claim: &Claim) {
+    let standing = engine.claim(claim).await.expect("an answer");
+    assert!(matches!(standing, Standing::Held { .. }), "{standing:?}");
+}
+
+async fn queue(engine: &Etcd, claim: &Claim) {
+    let standing = engine.claim(claim).await.expect("an answer");
+    assert!(matches!(standing, Standing::Queued { .. }), "{standing:?}");
+}
+
+async fn release(engine: &Etcd, claim: &Claim) {
+    let released = engine.release(std::slice::from_ref(&claim.key)).await.expect("an answer");
+    assert_eq!(released, [Released::Released]);
+}
+
+async fn granted(engine: &Etcd, claim: &Claim) {
+    let wake = soon("a grant", engine.wait(&claim.key)).await.expect("an answer");
+    assert!(matches!(wake, Wake::Holds { .. }), "{wake:?}");
+}
+
+/// The standings of all claims after one renewal.
+async fn renew(engine: &Etcd, claims: &[Claim]) -> Vec<Standing> {
+    let one = |claim: &Claim| {
+        let Claim { key, ttl, patience, .. } = claim.clone();
+        Renewal { key, ttl, patience }
+    };
+    let renewals: Vec<Renewal> = claims.iter().map(one).collect();
+    let renewed = engine.renew(&renewals).await.expect("an answer");
+    renewed.into_iter().map(|standing| standing.expect("an answer")).collect()
+}
+
+fn are_held(standings: &[Standing]) -> bool {
+    standings.iter().all(|standing| matches!(standing, Standing::Held { .. }))
+}
+
+/// Claims on so many names.
+async fn hold_many(engine: &Etcd, count: usize, ttl: Duration) -> Vec<Claim> {
+    let mut claims = Vec::with_capacity(count);
+    for index in 0..count {
+        let claim = Claim { ttl, ..claim(&format!("many:{index}"), false) };
+        hold(engine, &claim).await;
+        claims.push(claim);
+    }
+    claims
+}
+
+/// Waits until the only lease has run for so long that the next renewal has to keep it alive.
+async fn until_due(server: &Server) {
+    let [id] = &lease_ids(server)[..] else { panic!("more than one lease") };
+    until("a while of the lease", async || {
+        let text = ctl(&endpoint(server), &["lease", "timetolive", id]);
+        let numbers = text.split(|letter: char| !letter.is_ascii_digit());
+        let mut numbers = numbers.rev().filter_map(|number| number.parse::<u64>().ok());
+        let (left, granted) = (numbers.next().expect(&text), numbers.next().expect(&text));
+        left + 2 <= granted
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn claim_and_release_and_a_refused_try_are_one_request_each() {
+    let server = server().await;
+    let [one, two] = [engine(server.url()).await, engine(server.url()).await];
+    let mut meter = Meter::of(&server);
+    for engine in [&one, &two] {
+        let first = claim("warm", false);
+        hold(engine, &first).await;
+        assert_eq!(meter.spent(), "LeaseGrant 1, Txn 1; proposals 2", "the first of its ttl");
+        release(engine, &first).await;
+        assert_eq!(meter.spent(), "DeleteRange 1; proposals 1");
+    }
+    for join in [false, true] {
+        let lease = claim("free", join);
+        hold(&one, &lease).await;
+        assert_eq!(meter.spent(), "Txn 1; proposals 1", "joins: {join}");
+        for engine in [&one, &two] {
+            let refused = engine.claim(&claim("free", false)).await.expect("an answer");
+            assert!(matches!(refused, Standing::Out { by: Some(_), .. }), "{refused:?}");
+            // What refuses it could have made it, so the majority writes it down all the same.
+            assert_eq!(meter.spent(), "Txn 1; proposals 1");
+        }
+        release(&one, &lease).await;
+        assert_eq!(meter.spent(), "DeleteRange 1; proposals 1");
+    }
+    assert!(claims(&server).is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn waiting_and_its_grant_are_no_request_beside_the_claim_and_the_release() {
+    let server = server().await;
+    let [one, two] = [engine(server.url()).await, engine(server.url()).await];
+    for engine in [&one, &two] {
+        let first = claim("warm", false);
+        hold(engine, &first).await;
+        release(engine, &first).await;
+    }
+    let mut meter = Meter::of(&server);
+    for round in 0..3 {
+        let (lease, next) = (claim("taken", true), claim("taken", true));
+        hold(&one, &lease).await;
+        assert_eq!(meter.spent(), "Txn 1; proposals 1");
+        queue(&two, &next).await;
+        // The first needs a lease to wait on and a watch, and asks again when it has each.
+        let expected = match round {
+            0 => "LeaseGrant 1, Txn 3, Watch 1; proposals 4",
+            _ => "Txn 1; proposals 1",
+        };
+        assert_eq!(meter.spent(), expected, "round {round}");
+        release(&one, &lease).await;
+        granted(&two, &next).await;
+        assert_eq!(meter.spent(), "DeleteRange 1; proposals 1", "who waited was not asked for");
+        release(&two, &next).await;
+        assert_eq!(meter.spent(), "DeleteRange 1; proposals 1");
+    }
+    assert!(claims(&server).is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn three_hundred_leases_are_renewed_with_six_requests_and_given_back_with_ten() {
+    let server = server().await;
+    let one = engine(server.url()).await;
+    // Its lease has a second to spare, after which it is kept alive.
+    let leases = hold_many(&one, 300, Duration::from_secs(30)).await;
+    until_due(&server).await;
+    let mut meter = Meter::of(&server);
+    assert!(are_held(&renew(&one, &leases[..100]).await));
+    assert_eq!(meter.spent(), "LeaseKeepAlive 1, Txn 2; proposals 0", "one for each 64");
+    until_due(&server).await;
+    meter.spent();
+    assert!(are_held(&renew(&one, &leases).await));
+    // From here on it is heard who of so many goes.
+    assert_eq!(meter.spent(), "LeaseKeepAlive 1, Txn 5, Watch 1; proposals 0");
+    let page = one.inspect(&Query::name(name("many:7"))).await.expect("a page");
+    assert_eq!(page.lines.len(), 1);
+    assert_eq!(meter.spent(), "LeaseTimeToLive 1, Txn 1; proposals 0");
+    let page = one.inspect(&Query::all()).await.expect("a page");
+    assert_eq!(page.lines.len(), 300);
+    assert_eq!(meter.spent(), "LeaseTimeToLive 1, Range 1, Txn 5; proposals 0");
+    let keys: Vec<ClaimKey> = leases.iter().map(|lease| lease.key.clone()).collect();
+    let released = one.release(&keys).await.expect("an answer");
+    assert!(released.iter().all(|released| *released == Released::Released));
+    assert_eq!(meter.spent(), "Txn 10; proposals 10", "one for each 32");
+    assert!(claims(&server).is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f94_each_of_many_leases_is_looked_at_with_every_fourth_renewal() {
+    let server = server().await;
+    let proxy = Proxy::start(server.address()).await.expect("a proxy");
+    let one = engine(&format!("etcd://{}", proxy.address())).await;
+    let leases = hold_many(&one, 129, LONG).await;
+    let mut meter = Meter::of(&server);
+    for round in 0..9 {
+        assert!(are_held(&renew(&one, &leases).await));
+        let expected = match round {
+            0 => "Txn 3, Watch 1; proposals 0",
+            4 | 8 => "Txn 3; proposals 0",
+            _ => "; proposals 0",
+        };
+        assert_eq!(meter.spent(), expected, "renewal {round}");
+    }
+    // One goes while nobody hears of it.
+    proxy.refuse_new().await.expect("refused");
+    proxy.reset_all();
+    until("no watch", async || metric(&server, WATCHES) == 0).await;
+    ctl(&endpoint(&server), &["del", "many:77/", "--prefix"]);
+    proxy.accept_new().await.expect("accepted");
+    until("a watch", async || metric(&server, WATCHES) == 1).await;
+    for renewal in 1..=4 {
+        let standings = renew(&one, &leases).await;
+        let is_lost = matches!(standings[77], Standing::Out { .. });
+        assert_eq!(is_lost, renewal == 4, "renewal {renewal}: {:?}", standings[77]);
+        assert!(are_held(&standings[..77]) && are_held(&standings[78..]));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f94_one_of_many_leases_that_is_heard_to_go_is_lost_at_the_next_renewal() {
+    let server = server().await;
+    let [one, two] = [engine(server.url()).await, engine(server.url()).await];
+    let leases = hold_many(&one, 129, LONG).await;
+    let (lease, next) = (claim("told", true), claim("told", true));
+    hold(&two, &lease).await;
+    queue(&one, &next).await;
+    // With the first all were looked at, so that nothing but a word makes one be looked at now.
+    assert!(are_held(&renew(&one, &leases).await));
+    ctl(&endpoint(&server), &["del", "many:77/", "--prefix"]);
+    // What is told of in this order is heard in this order.
+    release(&two, &lease).await;
+    granted(&one, &next).await;
+    let standings = renew(&one, &leases).await;
+    assert!(matches!(standings[77], Standing::Out { .. }), "{:?}", standings[77]);
+    assert!(are_held(&standings[..77]) && are_held(&standings[78..]));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn another_note_and_a_watch_are_as_many_requests_as_is_said() {
+    let server = server().await;
+    let [one, two] = [engine(server.url()).await, engine(server.url()).await];
+    let lease = claim("noted", true);
+    hold(&one, &lease).await;
+    let mut meter = Meter::of(&server);
+    let note = Note::new("another").expect("a good note");
+    one.amend(&lease.key, &Amendment::note(note)).await.expect("an answer");
+    assert_eq!(meter.spent(), "Range 2, Txn 1; proposals 1");
+    let events = two.watch(&Query::all()).await.expect("a watch");
+    assert_eq!(meter.spent(), "LeaseGrant 1, Range 2, Txn 1, Watch 1; proposals 2");
+    drop(events);
+}
+
+/// What is on the lease of a client that lives may be thousands of claims: nobody asks for them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_on_a_lease_is_asked_for_only_if_its_client_is_gone() {
+    let server = server().await;
+    let [one, two] = [engine(server.url()).await, engine(server.url()).await];
+    let [given, taken, left, last] = ["given", "taken", "left", "last"].map(|it| claim(it, true));
+    for lease in [&given, &taken, &left, &last] {
+        hold(&one, lease).await;
+    }
+    let own = lease_ids(&server);
+    let mut meter = Meter::of(&server);
+    release(&two, &given).await;
+    assert_eq!(meter.spent(), "Range 1, Txn 2; proposals 1", "by its handle");
+    let order = Eviction { name: name("taken"), by: Holder::fresh(), reason: "stuck".into() };
+    assert_eq!(two.evict(&order).await.expect("an answer").len(), 1);
+    assert_eq!(meter.spent(), "Range 1, Txn 2; proposals 1");
+    assert_eq!(lease_ids(&server), own);
+    one.close().await.expect("an answer");
+    meter.spent();
+    release(&two, &left).await;
+    assert_eq!(meter.spent(), "LeaseTimeToLive 1, Range 1, Txn 2; proposals 1", "there is one yet");
+    release(&two, &last).await;
+    let expected = "LeaseRevoke 1, LeaseTimeToLive 1, Range 2, Txn 2; proposals 2";
+    assert_eq!(meter.spent(), expected);
+    until_empty(&server).await;
+}
