@@ -13,22 +13,38 @@ use crate::error::Result;
 
 use super::Inner;
 use super::ask::modes;
-use super::detail::Detail;
+use super::book::Record;
 use super::keep;
-use super::leave::{failed, ttl_of};
-use super::nodes::{Ours, holds, note_node, ttl_stem};
+use super::leave::{self, failed};
+use super::nodes::{Ours, holds, note_node};
 use super::read::claim_acl;
 use super::session::Session;
+use super::taken_up::{Stopped, answered, undisturbed};
 use super::unsupported;
+use super::visit;
 use super::wire::{Part, Request, Sort, code};
 
 /// How often a note is tried that others write meanwhile.
 const ROUNDS_MAX: usize = 16;
 
+/// What became of a note for a claim that this client made.
+enum Own {
+    Done,
+    Waits,
+    /// The claim is not there any more.
+    Gone,
+}
+
 pub(super) async fn amend(inner: &Inner, key: &ClaimKey, amendment: &Amendment) -> Result<Amended> {
     let done = match inner.book.get(key) {
-        Some(record) if record.until <= SystemClock.now() => None,
-        Some(_) => amend_own(inner, key, amendment).await?,
+        Some(record) if record.until <= SystemClock.now() || record.session.has_ended() => None,
+        Some(record) => match amend_own(inner, key, amendment).await? {
+            Own::Done => Some(()),
+            Own::Waits => None,
+            Own::Gone if record.session.has_ended() => None,
+            // Whoever has its token may have made it anew.
+            Own::Gone => amend_by_handle(inner, key, amendment).await?,
+        },
         None => amend_by_handle(inner, key, amendment).await?,
     };
     match done {
@@ -42,25 +58,36 @@ pub(super) async fn amend(inner: &Inner, key: &ClaimKey, amendment: &Amendment) 
     }
 }
 
-/// Of a claim that this client made; `None` if it does not hold.
-async fn amend_own(inner: &Inner, key: &ClaimKey, amendment: &Amendment) -> Result<Option<()>> {
-    let Some(record) = keep::find(inner, key).await? else { return Ok(None) };
+/// Of a claim that this client made.
+async fn amend_own(inner: &Inner, key: &ClaimKey, amendment: &Amendment) -> Result<Own> {
+    let Some(record) = keep::find(inner, key).await? else { return Ok(Own::Gone) };
     // What is written is checked with it; what is not is read.
     if !record.is_settled() || amendment.note.is_none() {
         let lineup = inner.read_line_now(&record.session, &record.name).await?;
-        let Some(at) = lineup.place(record.ours) else { return Ok(None) };
+        let Some(at) = lineup.place(record.ours) else { return gone(inner, key, &record).await };
         if !holds(modes(&lineup.entries[..at]), record.mode) {
-            return Ok(None);
+            return Ok(Own::Waits);
         }
     }
     let Some(note) = wanted(record.mode, amendment)? else {
-        return Ok(Some(()));
+        return Ok(Own::Done);
     };
     let path = format!("{}/{}", inner.layout.line(&record.name), note_node(record.ours));
     let is_there = record.note_path.is_some();
     // Before it is sent: whatever becomes of the answer, the node goes with the claim.
     inner.book.change(key, |record| record.note_path = Some(path));
-    write(inner, &record.session, &record.paths[0], (record.ours, is_there), note).await
+    let place = (record.ours, is_there);
+    match write(inner, &record.session, &record.paths[0], place, note).await? {
+        Some(()) => Ok(Own::Done),
+        None => gone(inner, key, &record).await,
+    }
+}
+
+/// Forgets a claim that somebody took out.
+async fn gone(inner: &Inner, key: &ClaimKey, record: &Record) -> Result<Own> {
+    keep::forget(inner, key);
+    leave::delete_beside(inner, record).await?;
+    Ok(Own::Gone)
 }
 
 /// Of a claim that another client made: its session is taken up for a moment.
@@ -69,8 +96,18 @@ async fn amend_by_handle(
     key: &ClaimKey,
     amendment: &Amendment,
 ) -> Result<Option<()>> {
+    undisturbed(|| amend_on_its_session(inner, key, amendment)).await
+}
+
+async fn amend_on_its_session(
+    inner: &Inner,
+    key: &ClaimKey,
+    amendment: &Amendment,
+) -> Result<Option<()>, Stopped> {
     let reader = inner.pool.any().await?;
-    let Some(found) = keep::seek(inner, &reader, key).await? else { return Ok(None) };
+    let Some(found) = visit::seek(inner, &reader, key).await? else {
+        return Ok(None);
+    };
     let entry = &found.lineup.entries[found.at];
     if !holds(modes(&found.lineup.entries[..found.at]), entry.mode) {
         return Ok(None);
@@ -78,17 +115,18 @@ async fn amend_by_handle(
     let Some(note) = wanted(entry.mode, amendment)? else {
         return Ok(Some(()));
     };
-    // The session keeps the length that it has for the claim.
-    let stem = ttl_stem(found.ours);
-    let ttl = found.lineup.ttl_nodes(&stem).next().and_then(ttl_of);
-    let ttl = ttl.unwrap_or_else(|| Detail::decode(&found.data).ttl);
-    let Some(session) = keep::take_up(inner, &reader, key, &found, ttl).await? else {
-        return Ok(None);
-    };
+    let taken_up = visit::take_up(inner, &reader, key, &found, None).await;
+    let Some(taken_up) = answered(taken_up)? else { return Ok(None) };
+    let session = &taken_up.session;
     let is_there = found.lineup.note_of(found.ours).is_some();
-    let written = write(inner, &session, &found.path, (found.ours, is_there), note).await;
+    let written = write(inner, session, &found.path, (found.ours, is_there), note).await;
+    let written = answered(written)?;
+    let is_long_enough = answered(taken_up.is_long_enough(inner).await)?;
     session.leave();
-    written
+    match is_long_enough {
+        true => Ok(written),
+        false => Err(Stopped::TakenBack(inner.busy())),
+    }
 }
 
 /// The note to write, if any.

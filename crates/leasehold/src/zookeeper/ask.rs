@@ -16,9 +16,9 @@ use crate::line::{CLAIMS_MAX, Refusal};
 use super::Inner;
 use super::book::Record;
 use super::create::create;
-use super::keep;
 use super::nodes::{Entry, holds};
 use super::read::Lineup;
+use super::visit;
 use super::waits::{self, Place, Stands, Wait};
 use super::wire::{Part, Request, code};
 
@@ -45,7 +45,7 @@ pub(super) async fn claim(inner: &Inner, claim: &Claim) -> Result<Standing> {
             if lineup.made_elsewhere(&claim.key.token, record.ours.session) {
                 // Another client made it already; there is one claim for a token.
                 undo(inner, claim, &record).await?;
-                match keep::visit(inner, &claim.key, claim.ttl).await? {
+                match visit::visit(inner, &claim.key, claim.ttl).await? {
                     // That was left of a session which ended, and is gone now.
                     Standing::Out { .. } => continue,
                     standing => return Ok(standing),
@@ -70,10 +70,10 @@ pub(super) async fn claim(inner: &Inner, claim: &Claim) -> Result<Standing> {
 
 /// Whether a claim that does not join would have to.
 async fn is_taken(inner: &Inner, claim: &Claim) -> Result<Option<Standing>> {
-    let (name, session) = (&claim.key.name, inner.pool.session(claim.ttl).await?);
+    let (name, session) = (&claim.key.name, inner.session(claim.ttl).await?);
     let lineup = inner.read_line(&session, name).await?;
     if lineup.made_elsewhere(&claim.key.token, session.id()) {
-        let standing = keep::visit(inner, &claim.key, claim.ttl).await?;
+        let standing = visit::visit(inner, &claim.key, claim.ttl).await?;
         // What is left of a session that ended is gone by now.
         if !matches!(standing, Standing::Out { .. }) {
             return Ok(Some(standing));

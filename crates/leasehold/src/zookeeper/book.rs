@@ -23,6 +23,8 @@ pub(super) struct Record {
     pub(super) name: Name,
     pub(super) session: Arc<Session>,
     pub(super) ours: Ours,
+    /// How often its session had been connected when it was made.
+    pub(super) times: u64,
     pub(super) mode: Mode,
     /// Its nodes, the one that decides first; none as long as it is not known whether it was made.
     pub(super) paths: Vec<String>,
@@ -104,6 +106,19 @@ impl Book {
         let next = records.values().map(|record| record.until).filter(|until| *until > now).min();
         *lock(&self.next) = next;
         (due, next)
+    }
+
+    /// The claims on a session.
+    pub(super) fn all_on(&self, session: i64) -> Vec<(ClaimKey, Record)> {
+        let records = lock(&self.records);
+        let on_it = records.iter().filter(|(_, record)| record.ours.session == session);
+        on_it.map(|(key, record)| (key.clone(), record.clone())).collect()
+    }
+
+    /// How many claims are on a session; no more than `up_to` are counted.
+    pub(super) fn claims_on(&self, session: i64, up_to: usize) -> usize {
+        let records = lock(&self.records);
+        records.values().filter(|record| record.ours.session == session).take(up_to).count()
     }
 
     /// Whether something is left on a session.

@@ -41,6 +41,8 @@ pub(super) struct Connection {
     /// Requests without an answer, oldest first.
     pub(super) pending: VecDeque<Pending>,
     pub(super) xid: i32,
+    /// What the session was taken up with, and what it was granted for.
+    pub(super) asked: Duration,
     pub(super) timeout: Duration,
     /// When the session was taken up: the leader knows of that.
     pub(super) begun: Moment,
@@ -293,6 +295,7 @@ mod tests {
             input: Vec::new(),
             pending: VecDeque::new(),
             xid: 0,
+            asked: TIMEOUT,
             timeout: TIMEOUT,
             begun: at(0),
             touches: touches.iter().map(|seconds| at(*seconds)).collect(),
@@ -310,6 +313,22 @@ mod tests {
         let paused = connection(&[1, 2, 12]);
         assert_eq!(paused.safe_until(at(12)), at(2) + TIMEOUT, "it was silent for ten seconds");
         assert_eq!(connection(&[]).safe_until(at(1)), at(0) + TIMEOUT, "it was taken up just now");
+    }
+
+    #[test]
+    fn a_silent_server_is_left_and_an_idle_session_heard_while_there_is_time() {
+        let seconds = Duration::from_secs;
+        for (timeout, pings, answers) in [(2, 125, 400), (16, 1_000, 3_000), (400, 10_000, 3_000)] {
+            let mut connection = connection(&[]);
+            connection.timeout = seconds(timeout);
+            let (pings, answers) = (Duration::from_millis(pings), Duration::from_millis(answers));
+            assert_eq!(connection.ping_every(), pings);
+            assert_eq!(connection.answer_limit(seconds(3)), answers);
+            assert_eq!(connection.due(seconds(3)), at(0) + pings);
+            connection.ping = Some(at(0));
+            assert_eq!(connection.due(seconds(3)), at(0) + pings.min(answers));
+            assert!(pings * 4 <= connection.timeout / 4 && answers * 5 <= connection.timeout);
+        }
     }
 
     #[tokio::test]

@@ -30,7 +30,7 @@ pub(super) async fn create(
     claim: &Claim,
 ) -> Result<Option<(Record, Lineup, Moment)>> {
     let name = &claim.key.name;
-    let session = inner.pool.session(claim.ttl).await?;
+    let session = inner.session(claim.ttl).await?;
     let identity = session.identity();
     let ours = Ours { attempt: Attempt::of(&claim.key.token), session: identity.id };
     let mut record = record(claim, &session, ours);
@@ -40,7 +40,7 @@ pub(super) async fn create(
     let ahead = Ahead::send(inner, &session, name, known).await?;
     let line = known.unwrap_or(Line { by: By::Unknown, alone: false });
     let is_ours = line.by == By::Us;
-    let detail = Detail::of(claim, &identity);
+    let detail = Detail::of(claim, &identity, session.timeout());
     let assumed = inner.epochs.assume();
     let mut parts: Vec<Request> = assumed.check(inner).into_iter().collect();
     parts.extend(creation(inner, claim, ours, &detail, is_ours));
@@ -124,6 +124,7 @@ fn record(claim: &Claim, session: &Arc<Session>, ours: Ours) -> Record {
         name: claim.key.name.clone(),
         session: Arc::clone(session),
         ours,
+        times: session.times(),
         mode: claim.mode,
         paths: Vec::new(),
         fence: 0,

@@ -25,23 +25,26 @@ pub(super) struct Detail {
     pub(super) joined_ms: u64,
     /// The session's password, for whoever has the claim's token.
     seal: u128,
+    /// What its client counted on: how long the session lasted without a word when it was made.
+    pub(super) timeout: Duration,
 }
 
 impl Detail {
-    pub(super) fn of(claim: &Claim, identity: &Identity) -> Self {
+    pub(super) fn of(claim: &Claim, identity: &Identity, timeout: Duration) -> Self {
         Self {
             holder: claim.holder.clone(),
             note: claim.note.clone(),
             ttl: claim.ttl,
             joined_ms: wall_ms(),
             seal: u128::from_be_bytes(identity.password) ^ veil(&claim.key.token, identity.id),
+            timeout,
         }
     }
 
     pub(super) fn foreign() -> Self {
         let holder = Holder::known(HolderId(0), FOREIGN).unwrap_or_else(|_| Holder::fresh());
         let (note, joined_ms) = (Note::default(), wall_ms());
-        Self { holder, note, ttl: Duration::MAX, joined_ms, seal: 0 }
+        Self { holder, note, ttl: Duration::MAX, joined_ms, seal: 0, timeout: Duration::ZERO }
     }
 
     /// The session of this claim, for whoever has its token.
@@ -53,8 +56,9 @@ impl Detail {
     pub(super) fn encode(&self) -> Vec<u8> {
         let (id, label) = (self.holder.id().0, self.holder.label());
         let (ttl, joined, note) = (self.ttl.as_millis(), self.joined_ms, self.note.as_str());
-        let seal = self.seal;
-        format!("{MARK}\n{id:032x}\n{ttl}\n{joined}\n{seal:032x}\n{label}\n{note}").into_bytes()
+        let (seal, timeout) = (self.seal, self.timeout.as_millis());
+        format!("{MARK}\n{id:032x}\n{ttl}\n{timeout}\n{joined}\n{seal:032x}\n{label}\n{note}")
+            .into_bytes()
     }
 
     /// What a node says; one that is not ours is somebody else's.
@@ -63,16 +67,18 @@ impl Detail {
     }
 
     fn read(data: &[u8]) -> Option<Self> {
-        let mut lines = std::str::from_utf8(data).ok()?.splitn(7, '\n');
+        let mut lines = std::str::from_utf8(data).ok()?.splitn(8, '\n');
         if lines.next()? != MARK {
             return None;
         }
         let id = HolderId(u128::from_str_radix(lines.next()?, 16).ok()?);
         let ttl = Duration::from_millis(lines.next()?.parse().ok()?);
+        let timeout = Duration::from_millis(lines.next()?.parse().ok()?);
         let joined_ms = lines.next()?.parse().ok()?;
         let seal = u128::from_str_radix(lines.next()?, 16).ok()?;
         let holder = Holder::known(id, lines.next()?).ok()?;
-        Some(Self { holder, note: Note::new(lines.next()?).ok()?, ttl, joined_ms, seal })
+        let note = Note::new(lines.next()?).ok()?;
+        Some(Self { holder, note, ttl, joined_ms, seal, timeout })
     }
 
     pub(super) fn age(&self) -> Duration {
@@ -97,6 +103,8 @@ mod tests {
     use crate::claim::{ClaimKey, Mode};
     use crate::name::Name;
 
+    const LASTS: Duration = Duration::from_millis(2_304);
+
     #[test]
     fn data_survives_the_store_and_opens_with_the_token_alone() {
         let token = Token::random();
@@ -110,9 +118,10 @@ mod tests {
             join: true,
         };
         let identity = Identity { id: 77, password: [9; 16] };
-        let read = Detail::decode(&Detail::of(&claim, &identity).encode());
+        let read = Detail::decode(&Detail::of(&claim, &identity, LASTS).encode());
         assert_eq!((read.holder.label(), read.note.as_str()), ("é 1", "two\nlines\n"));
         assert_eq!((&read.holder, read.ttl), (&claim.holder, claim.ttl));
+        assert_eq!(read.timeout, LASTS);
         assert_eq!(read.identity(&token, 77), identity);
         assert_ne!(read.identity(&Token::random(), 77), identity);
     }

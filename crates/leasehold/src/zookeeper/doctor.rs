@@ -113,13 +113,14 @@ async fn ask_srvr(servers: &Servers, host: &Host) -> std::io::Result<String> {
 
 async fn members(servers: &Servers) -> Vec<Finding> {
     let mut findings = Vec::new();
-    let mut modes = Vec::new();
+    let (mut modes, mut silent) = (Vec::new(), Vec::new());
     for host in &servers.hosts {
         let said = ask_srvr(servers, host).await.ok().and_then(|text| Said::read(&text));
         let Some(Said { version, mode }) = said else {
             let advice = "start it, or allow `srvr` in its 4lw.commands.whitelist";
             let found = format!("{host} does not say how it is");
             findings.push(finding(Level::Warning, "server", found, advice));
+            silent.push(host.to_string());
             continue;
         };
         let (major, minor, patch) = version;
@@ -130,7 +131,7 @@ async fn members(servers: &Servers) -> Vec<Finding> {
         });
         modes.push(mode);
     }
-    findings.push(ensemble(&modes, servers.hosts.len()));
+    findings.push(ensemble(&modes, &silent));
     findings
 }
 
@@ -148,9 +149,14 @@ fn trouble(version: (u32, u32, u32)) -> Option<(Level, &'static str)> {
     None
 }
 
-fn ensemble(modes: &[String], named: usize) -> Finding {
+/// What the servers of the url are together: how those are that answered, and which did not.
+fn ensemble(modes: &[String], silent: &[String]) -> Finding {
     let leads = modes.iter().filter(|mode| *mode == "leader").count();
-    let found = format!("{} of {named} servers answered: {}", modes.len(), modes.join(", "));
+    let named = modes.len() + silent.len();
+    let mut found = format!("{} of {named} servers answered: {}", modes.len(), modes.join(", "));
+    if !silent.is_empty() {
+        found.push_str(&format!("; not {}", silent.join(", ")));
+    }
     match () {
         () if modes.iter().any(|mode| mode == "standalone") => finding(
             Level::Warning,
@@ -169,6 +175,12 @@ fn ensemble(modes: &[String], named: usize) -> Finding {
             "ensemble",
             found,
             "name all servers in the url, so that the others are tried when one is down",
+        ),
+        () if !silent.is_empty() => finding(
+            Level::Warning,
+            "ensemble",
+            found,
+            "start what is down: with one more gone there may be no majority, and nobody can lock",
         ),
         () => finding(Level::Good, "ensemble", found, ""),
     }

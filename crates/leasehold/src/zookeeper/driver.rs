@@ -29,10 +29,25 @@ const BATCH_MAX: usize = 256;
 /// The pause before a connection that broke is made again: whoever took the session up for a
 /// moment is done by then.
 const PAUSE_FIRST: Duration = Duration::from_millis(20);
+/// How long a connection must last for the next pause to be the first again. Whoever takes the
+/// session up from far away needs longer, and tries again when it was taken back too soon.
+const SETTLED_AFTER: Duration = Duration::from_secs(10);
+/// The longest pause of a session whose connections are made, but do not last.
+const PAUSE_UNSETTLED_MAX: Duration = Duration::from_millis(500);
+/// The part of the timeout that such a pause is at most: what is asked meanwhile waits for longer.
+const PAUSE_UNSETTLED_PART: u32 = 12;
 /// The longest pause between rounds of all servers.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 /// How many timeouts a session tries to come back.
 const GIVE_UP_AFTER: u32 = 2;
+
+/// The pause after a connection that lasted so long, where `next` would be the one without it.
+fn pause_after(lasted: Duration, next: Duration, timeout: Duration) -> Duration {
+    match lasted >= SETTLED_AFTER {
+        true => PAUSE_FIRST,
+        false => next.min(PAUSE_UNSETTLED_MAX).min(timeout / PAUSE_UNSETTLED_PART),
+    }
+}
 
 /// Keeps a session connected.
 pub(super) struct Driver {
@@ -56,8 +71,12 @@ impl Driver {
         loop {
             let stop = match self.connect().await {
                 Ok(connection) => {
-                    (pause, cut_since) = (PAUSE_FIRST, None);
-                    self.serve(connection).await
+                    let begun = SystemClock.now();
+                    let stop = self.serve(connection).await;
+                    let lasted = SystemClock.now().since(begun);
+                    pause = pause_after(lasted, pause, self.shared.status.borrow().timeout);
+                    cut_since = None;
+                    stop
                 }
                 Err(stop) => stop,
             };
@@ -179,6 +198,7 @@ impl Driver {
             input,
             pending: VecDeque::new(),
             xid: 0,
+            asked: wanted,
             timeout,
             begun,
             touches: VecDeque::new(),
@@ -190,8 +210,11 @@ impl Driver {
         *lock(&self.shared.watched) = watched;
         self.shared.status.send_modify(|status| {
             (status.id, status.password) = (welcome.session, welcome.password.clone());
-            (status.timeout, status.connected) = (timeout, true);
+            (status.asked, status.timeout, status.connected) = (wanted, timeout, true);
             status.times += 1;
+            if status.times == 1 {
+                (status.first, status.told) = (timeout, timeout);
+            }
             status.cause.clear();
         });
         let id = self.shared.status.borrow().id;
@@ -207,13 +230,12 @@ impl Driver {
     }
 
     async fn serve(&mut self, mut connection: Connection) -> Stop {
-        let granted_for = lock(&self.shared.control).timeout;
         let stop = loop {
             let (wish, wanted) = {
                 let control = lock(&self.shared.control);
                 (control.wish, control.timeout)
             };
-            let draining = wanted != granted_for || wish != Wish::Live;
+            let draining = wanted != connection.asked || wish != Wish::Live;
             if draining && connection.pending.is_empty() {
                 break match wish {
                     Wish::Live => Stop::Cut("it is taken up anew".into()),
@@ -241,7 +263,7 @@ impl Driver {
                 },
                 asked = self.queue.recv(), if !draining => {
                     let Some(asked) = asked else {
-                        lock(&self.shared.control).wish = Wish::Leave;
+                        self.shared.left_to_itself();
                         continue;
                     };
                     if let Err(stop) = self.send_on(&mut connection, Some(asked)).await {
@@ -324,5 +346,34 @@ impl Driver {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::session::MOVING_PART;
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn a_connection_that_did_not_last_makes_the_next_pause_longer_up_to_half_a_second() {
+        let mut pause = PAUSE_FIRST;
+        for _ in 0..10 {
+            let next = pause_after(SETTLED_AFTER / 2, pause * 2, LONG);
+            assert!(next > pause || next == PAUSE_UNSETTLED_MAX, "{pause:?}, then {next:?}");
+            pause = next;
+        }
+        assert_eq!(pause, PAUSE_UNSETTLED_MAX);
+        assert_eq!(pause_after(SETTLED_AFTER, pause, LONG), PAUSE_FIRST);
+    }
+
+    #[test]
+    fn what_is_asked_while_a_session_of_any_length_pauses_outlasts_the_pause() {
+        for millis in [1_500, 3_000, 6_000, 45_000] {
+            let timeout = Duration::from_millis(millis);
+            let longest = pause_after(Duration::ZERO, Duration::MAX, timeout);
+            assert!(longest < timeout / MOVING_PART, "{longest:?} of {timeout:?}");
+        }
     }
 }

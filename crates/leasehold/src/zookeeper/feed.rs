@@ -175,12 +175,13 @@ impl Feed {
         }
         let path = inner.layout.own(&format!("watchers/{:016x}", session.id()));
         make(session, path, Sort::Ephemeral, Vec::new(), login, store).await?;
+        // Before it is asked for: a connection that breaks from here on is to be noticed.
+        self.ear.deaf.store(false, Ordering::Release);
         let path = inner.layout.root().to_owned();
         let watched = session.ask(Request::WatchBelow { path }).await?;
         if watched.code != code::OK {
             return Err(inner.refusal(watched.code));
         }
-        self.ear.deaf.store(false, Ordering::Release);
         self.lines.clear();
         let names: Vec<Name> = names(inner, session, &self.query).await?.into_iter().collect();
         let lineups = read_lines(inner, session, &names).await?;
@@ -223,12 +224,13 @@ impl Feed {
 
     /// The watch broke: what happened since is not known.
     async fn begin_again(&mut self) {
+        let known = self.lines.keys().next().cloned();
         loop {
             while self.heard.try_recv().is_ok() {}
             match self.begin().await {
                 Ok(()) => {
-                    if let Some(name) = self.lines.keys().next() {
-                        self.events.push_back(Event::missed(0, name));
+                    if let Some(name) = known.or_else(|| self.lines.keys().next().cloned()) {
+                        self.events.push_back(Event::missed(0, &name));
                     }
                     return;
                 }

@@ -1,8 +1,7 @@
 //! Renewing: one agreed look at whether the claims are there, which proves contact for all of them.
 //!
 //! A server that is cut off from the others goes on answering for a while, so only what a majority
-//! agreed on counts: a transaction that changes nothing, with a check for each claim. Whoever has a
-//! handle keeps a claim by taking up its session for a moment.
+//! agreed on counts: a transaction with a check for each claim, which changes nothing but the mark.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,14 +15,15 @@ use crate::name::Name;
 use super::Inner;
 use super::ask::{Kept, RETRY_IN, modes, recover};
 use super::book::Record;
-use super::detail::Detail;
 use super::leave::{self, failed};
-use super::nodes::{Attempt, Ours, holds, ttl_stem};
+use super::mark;
+use super::nodes::{holds, ttl_stem};
 use super::pool::timeout_for;
-use super::read::{Lineup, claim_acl, make};
+use super::read::{Lineup, claim_acl};
 use super::session::Session;
+use super::visit::visit;
 use super::waits::{self, Stands};
-use super::wire::{Part, Request, Sort, Stat, code};
+use super::wire::{Part, Request, Sort, code};
 
 /// How often something is tried when others change the same.
 const ROUNDS_MAX: usize = 16;
@@ -41,11 +41,18 @@ pub(super) async fn renew(inner: &Inner, renewals: &[Renewal]) -> Result<Vec<Sta
     let mut standings: Vec<Option<Standing>> = vec![None; renewals.len()];
     let mut groups: HashMap<i64, Vec<Case<'_>>> = HashMap::new();
     for (at, renewal) in renewals.iter().enumerate() {
-        match find(inner, &renewal.key).await? {
+        let key = &renewal.key;
+        if inner.book.get(key).is_some_and(|record| record.session.has_ended()) {
+            // Whatever the ensemble has of it yet is not ours any more, and not taken up again.
+            forget(inner, key);
+            standings[at] = Some(out(inner, &*inner.pool.any().await?, &key.name).await?);
+            continue;
+        }
+        match find(inner, key).await? {
             Some(record) => {
                 groups.entry(record.ours.session).or_default().push(Case { at, renewal, record });
             }
-            None => standings[at] = Some(visit(inner, &renewal.key, renewal.ttl).await?),
+            None => standings[at] = Some(visit(inner, key, renewal.ttl).await?),
         }
     }
     for cases in groups.into_values() {
@@ -74,7 +81,7 @@ pub(super) async fn find(inner: &Inner, key: &ClaimKey) -> Result<Option<Record>
     Ok(record)
 }
 
-fn forget(inner: &Inner, key: &ClaimKey) {
+pub(super) fn forget(inner: &Inner, key: &ClaimKey) {
     inner.book.remove(key);
     inner.waits.forget(key);
 }
@@ -91,6 +98,7 @@ async fn renew_some(
     let longest = cases.iter().map(|case| case.renewal.ttl).max().unwrap_or_default();
     if cases.iter().any(|case| case.renewal.ttl > case.record.ttl) {
         session.stretch(timeout_for(longest)).await?;
+        mark::tell_longer(inner, &session).await?;
     }
     let sent = SystemClock.now();
     let patience = cases.iter().map(|case| case.renewal.patience).max().unwrap_or_default();
@@ -122,20 +130,23 @@ async fn prove(
     while !cases.is_empty() {
         let sent = SystemClock.now();
         let checks = cases.iter().map(|case| Request::Check { path: case.record.paths[0].clone() });
-        let path = inner.layout.own(&mark(session.id()));
-        let now = Request::SetData { path: path.clone(), data: Vec::new(), version: -1 };
+        let (timeout, now) = (session.timeout(), mark::written(inner, session));
         let reply = session.ask(Request::Multi(checks.chain([now]).collect())).await?;
         let parts = inner.parts(&reply)?;
         let missing = parts.iter().position(|part| *part == Part::Failed(code::NO_NODE));
         match missing {
             None => match failed(&parts) {
-                code::OK => return Ok(Some(Kept { sent, safe_until: reply.safe_until })),
+                code::OK => {
+                    session.note_told(timeout);
+                    if session.timeout() > timeout {
+                        // It grew meanwhile, and this may have been written over what told so.
+                        continue;
+                    }
+                    return Ok(Some(Kept { sent, safe_until: reply.safe_until }));
+                }
                 error => return Err(inner.refusal(error)),
             },
-            Some(index) if index == cases.len() => {
-                let (login, store) = (inner.has_login(), &inner.info.store);
-                make(session, path, Sort::Ephemeral, Vec::new(), login, store).await?;
-            }
+            Some(index) if index == cases.len() => mark::begin(inner, session).await?,
             Some(index) => {
                 let case = cases.remove(index);
                 let Renewal { key, ttl, .. } = case.renewal;
@@ -148,11 +159,6 @@ async fn prove(
         }
     }
     Ok(None)
-}
-
-/// The store's node that a session writes when it renews: others see by it when that was.
-pub(super) fn mark(session: i64) -> String {
-    format!("session-{session:016x}")
 }
 
 /// The lines in which claims wait: what was not heard of them is seen here.
@@ -257,118 +263,14 @@ fn ttl_path(line: &str, record: &Record, ttl: Duration) -> String {
     format!("{line}/{}-{}ms", ttl_stem(record.ours), ttl.as_millis())
 }
 
-fn ttl_node(inner: &Inner, path: String) -> Request {
+pub(super) fn ttl_node(inner: &Inner, path: String) -> Request {
     let acl = claim_acl(inner.has_login());
     Request::Create { path, data: Vec::new(), acl, sort: Sort::Ephemeral }
 }
 
 /// The answer for a claim that is not in its line.
-async fn out(inner: &Inner, session: &Session, name: &Name) -> Result<Standing> {
+pub(super) async fn out(inner: &Inner, session: &Session, name: &Name) -> Result<Standing> {
     let lineup = inner.read_line(session, name).await?;
     let by = inner.holder_of_first(session, name, &lineup).await?;
     Ok(Standing::Out { ahead: lineup.entries.len(), retry_in: Duration::ZERO, by })
-}
-
-/// A claim that another client made, as it was found in its line.
-pub(super) struct Found {
-    pub(super) lineup: Lineup,
-    pub(super) at: usize,
-    pub(super) ours: Ours,
-    pub(super) path: String,
-    pub(super) data: Vec<u8>,
-    stat: Stat,
-}
-
-/// Finds a claim by its token, whoever made it.
-pub(super) async fn seek(inner: &Inner, reader: &Session, key: &ClaimKey) -> Result<Option<Found>> {
-    let lineup = inner.read_line_now(reader, &key.name).await?;
-    let attempt = Attempt::of(&key.token);
-    let found = lineup
-        .entries
-        .iter()
-        .position(|entry| entry.ours.is_some_and(|ours| ours.attempt == attempt));
-    let Some((at, ours)) = found.and_then(|at| Some((at, lineup.entries[at].ours?))) else {
-        return Ok(None);
-    };
-    let path = format!("{}/{}", inner.layout.line(&key.name), lineup.entries[at].node);
-    let read = inner.data(reader, path.clone()).await?;
-    Ok(read.map(|(data, stat)| Found { lineup, at, ours, path, data, stat }))
-}
-
-/// Takes up the session of a claim that was found; `None` if it is gone.
-pub(super) async fn take_up(
-    inner: &Inner,
-    reader: &Session,
-    key: &ClaimKey,
-    found: &Found,
-    ttl: Duration,
-) -> Result<Option<Session>> {
-    let identity = Detail::decode(&found.data).identity(&key.token, found.ours.session);
-    match Session::open(inner.pool.servers(), timeout_for(ttl), Some(identity)).await {
-        Ok(session) => Ok(Some(session)),
-        Err(error)
-            if error.is_transient() && inner.is_gone(reader, &key.name, &found.path).await? =>
-        {
-            Ok(None)
-        }
-        Err(error) => Err(error),
-    }
-}
-
-/// Keeps a claim that another client made: its session is taken up for a moment, which makes its
-/// time start anew.
-pub(super) async fn visit(inner: &Inner, key: &ClaimKey, ttl: Duration) -> Result<Standing> {
-    let name = &key.name;
-    let reader = inner.pool.any().await?;
-    let Some(found) = seek(inner, &reader, key).await? else {
-        return out(inner, &reader, name).await;
-    };
-    let sent = SystemClock.now();
-    let Some(session) = take_up(inner, &reader, key, &found, ttl).await? else {
-        return out(inner, &reader, name).await;
-    };
-    let Found { lineup, at, ours, path, data, stat } = found;
-    let line = inner.layout.line(name);
-    // The old words about its ttl make way for a new one; that there is a new one tells the client
-    // that made the claim not to end it.
-    let stem = ttl_stem(ours);
-    let mut parts = vec![Request::Check { path }];
-    let old = lineup.ttl_nodes(&stem).map(|node| format!("{line}/{node}"));
-    parts.extend(old.map(|path| Request::Delete { path }));
-    let (visit, millis) = (rand::random::<u32>(), ttl.as_millis());
-    parts.push(ttl_node(inner, format!("{line}/{stem}-visit-{visit:08x}-{millis}ms")));
-    let reply = session.ask(Request::Multi(parts)).await;
-    session.leave();
-    let reply = reply?;
-    for part in inner.parts(&reply)? {
-        match part {
-            Part::Failed(code::NO_NODE)
-                if inner.read_line_now(&reader, name).await?.place(ours).is_none() =>
-            {
-                return out(inner, &reader, name).await;
-            }
-            Part::Failed(error) => return Err(inner.refusal(error)),
-            _ => {}
-        }
-    }
-    // If the client that made it lives on, the session is its own again in a moment, with the
-    // timeout that it asked for.
-    let longer = session.timeout().saturating_sub(timeout_for(Detail::decode(&data).ttl));
-    let kept = Kept { sent, safe_until: reply.safe_until - longer };
-    let holds = holds(modes(&lineup.entries[..at]), lineup.entries[at].mode);
-    Ok(match holds {
-        true => {
-            let fence = inner.fence_at(&reader, stat.created).await?;
-            Standing::Held { fence, remaining: kept.remaining(ttl) }
-        }
-        false => Standing::Queued { ahead: at, retry_in: RETRY_IN },
-    })
-}
-
-impl Inner {
-    /// Whether a node is not there any more.
-    async fn is_gone(&self, session: &Session, name: &Name, path: &str) -> Result<bool> {
-        self.read_line_now(session, name).await?;
-        Ok(self.data(session, path.to_owned()).await?.is_none())
-    }
 }

@@ -1,6 +1,6 @@
 //! Leaving: giving back, being taken out by an administrator, and running out of time.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -16,8 +16,10 @@ use super::ask::recover;
 use super::book::Record;
 use super::detail::Detail;
 use super::feed::{self, Farewell};
+use super::mark;
 use super::nodes::{Attempt, holding, ttl_stem};
 use super::notices;
+use super::read::Lineup;
 use super::session::Session;
 use super::sums;
 use super::wire::{Part, Request, code};
@@ -80,6 +82,12 @@ async fn delete(inner: &Inner, record: &Record) -> Result<bool> {
     let parts = word_of(record).into_iter().chain(deletes).collect();
     let reply = record.session.send_with_others(line, parts).await?.answer().await?;
     match failed(&inner.parts(&reply)?) {
+        // Whoever has its handle may have taken up its session, and left a word beside it.
+        code::OK if record.session.times() != record.times => {
+            let lineup = inner.read_line(&record.session, &record.name).await?;
+            delete_all(inner, &record.session, beside(inner, record, &lineup)).await?;
+            Ok(true)
+        }
         code::OK => Ok(true),
         code::NO_NODE if record.all_paths().count() > 1 => rest_of(inner, record).await,
         code::NO_NODE => Ok(false),
@@ -99,8 +107,7 @@ fn word_of(record: &Record) -> Option<Request> {
 async fn rest_of(inner: &Inner, record: &Record) -> Result<bool> {
     let mut was_there = false;
     let lineup = inner.read_line(&record.session, &record.name).await?;
-    let line = inner.layout.line(&record.name);
-    let beside = lineup.beside(record.ours).map(|node| format!("{line}/{node}"));
+    let beside = beside(inner, record, &lineup);
     for (at, path) in record.paths.iter().cloned().chain(beside).enumerate() {
         let word = word_of(record).filter(|_| at == 0);
         let parts = word.into_iter().chain([Request::Delete { path }]).collect();
@@ -116,13 +123,33 @@ async fn rest_of(inner: &Inner, record: &Record) -> Result<bool> {
 
 /// Deletes what is left beside a claim that is gone.
 pub(super) async fn delete_beside(inner: &Inner, record: &Record) -> Result<()> {
-    for path in record.ttl_path.iter().chain(&record.note_path) {
-        match record.session.ask(Request::Delete { path: path.clone() }).await?.code {
+    let paths = record.ttl_path.iter().chain(&record.note_path).cloned();
+    delete_all(inner, &record.session, paths).await
+}
+
+/// Deletes nodes, those that are gone apart.
+async fn delete_all(
+    inner: &Inner,
+    session: &Session,
+    paths: impl Iterator<Item = String>,
+) -> Result<()> {
+    for path in paths {
+        match session.ask(Request::Delete { path }).await?.code {
             code::OK | code::NO_NODE => {}
             error => return Err(inner.refusal(error)),
         }
     }
     Ok(())
+}
+
+/// Where nodes that tell of a claim beside its own are.
+fn beside<'a>(
+    inner: &Inner,
+    record: &Record,
+    lineup: &'a Lineup,
+) -> impl Iterator<Item = String> + 'a {
+    let line = inner.layout.line(&record.name);
+    lineup.beside(record.ours).map(move |node| format!("{line}/{node}"))
 }
 
 /// The first error among the parts of a transaction.
@@ -155,10 +182,13 @@ async fn release_by_handle(inner: &Inner, key: &ClaimKey) -> Result<Released> {
         let deletes = nodes.map(|node| Request::Delete { path: format!("{line}/{node}") });
         let mut parts = feed::words(inner, &session, &[&entry.node], &Farewell::Released).await?;
         parts.extend(deletes);
+        let read = inner.data(&session, format!("{line}/{}", entry.node)).await?;
+        let known = read.map(|(data, _)| Detail::decode(&data).timeout);
+        parts.extend(mark::without(inner, &session, ours.session, known.as_slice()).await?);
         let reply = session.ask(Request::Multi(parts)).await?;
         match failed(&inner.parts(&reply)?) {
             code::OK => return Ok(Released::Released),
-            code::NO_NODE => {}
+            code::NO_NODE | code::BAD_VERSION => {}
             error => return Err(inner.refusal(error)),
         }
     }
@@ -303,6 +333,7 @@ async fn evict_once(
     let mut evicted = Vec::with_capacity(held.len());
     let mut nodes = Vec::new();
     let mut deletes = Vec::new();
+    let mut sessions: BTreeMap<i64, Vec<Duration>> = BTreeMap::new();
     for entry in held {
         let path = format!("{line}/{}", entry.node);
         let Some((data, _)) = inner.data(session, path).await? else { return Ok(None) };
@@ -311,20 +342,26 @@ async fn evict_once(
             None => Detail::foreign().holder,
         });
         nodes.push(entry.node.as_str());
-        deletes.extend(lineup.nodes_of(entry));
-        deletes.extend(entry.ours.into_iter().flat_map(|ours| lineup.beside(ours)));
+        let beside = entry.ours.into_iter().flat_map(|ours| lineup.beside(ours));
+        let all = lineup.nodes_of(entry).chain(beside);
+        deletes.extend(all.map(|node| format!("{line}/{node}")));
+        if let Some(ours) = entry.ours {
+            sessions.entry(ours.session).or_default().push(Detail::decode(&data).timeout);
+        }
     }
     if evicted.is_empty() {
         return Ok(Some(evicted));
     }
     let word = Farewell::Evicted { reason: order.reason.clone() };
     let mut parts = feed::words(inner, session, &nodes, &word).await?;
-    parts
-        .extend(deletes.into_iter().map(|node| Request::Delete { path: format!("{line}/{node}") }));
+    parts.extend(deletes.into_iter().map(|path| Request::Delete { path }));
+    for (of, ended) in sessions {
+        parts.extend(mark::without(inner, session, of, &ended).await?);
+    }
     let reply = session.ask(Request::Multi(parts)).await?;
     match failed(&inner.parts(&reply)?) {
         code::OK => Ok(Some(evicted)),
-        code::NO_NODE => Ok(None),
+        code::NO_NODE | code::BAD_VERSION => Ok(None),
         error => Err(inner.refusal(error)),
     }
 }

@@ -10,6 +10,7 @@
 mod amend;
 mod ask;
 mod book;
+mod close;
 mod connection;
 mod create;
 mod detail;
@@ -20,6 +21,7 @@ mod failure;
 mod feed;
 mod keep;
 mod leave;
+mod mark;
 mod nodes;
 mod notices;
 mod pool;
@@ -28,8 +30,10 @@ mod session;
 mod settings;
 mod sums;
 mod survey;
+mod taken_up;
 mod tls;
 mod together;
+mod visit;
 mod waits;
 mod wire;
 
@@ -290,6 +294,7 @@ impl Engine for ZooKeeper {
             janitor.abort();
         }
         notices::take_all_back(&self.inner).await;
+        close::leave_sessions(&self.inner).await;
         // What others may take up by its handle stays until its session's time is over.
         self.inner.pool.closed_unused(|session| self.inner.book.uses(session)).await;
         Ok(())

@@ -82,6 +82,8 @@ impl Pool {
     pub(super) async fn session(&self, ttl: Duration) -> Result<Arc<Session>> {
         let session = self.opened(ttl).await?;
         session.attend();
+        // With all of them taken, the longest may be too short.
+        session.stretch(timeout_for(ttl)).await?;
         Ok(session)
     }
 
@@ -142,6 +144,11 @@ impl Pool {
             self.take().into_iter().partition(|session| in_use(session.id()));
         used.iter().for_each(|session| session.leave());
         futures_util::future::join_all(unused.iter().map(|session| session.closed())).await;
+    }
+
+    /// All that are open.
+    pub(super) fn alive(&self) -> Vec<Arc<Session>> {
+        lock(&self.seats).values().filter_map(|seat| seat.alive()).collect()
     }
 
     fn take(&self) -> Vec<Arc<Session>> {

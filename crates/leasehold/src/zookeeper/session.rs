@@ -33,7 +33,7 @@ use super::wire::{Change, Request};
 /// Requests that wait to be sent; who comes beyond that waits for room.
 const QUEUE_MAX: usize = 1_024;
 /// The part of the timeout that a request waits for a session that is not connected.
-const MOVING_PART: u32 = 8;
+pub(super) const MOVING_PART: u32 = 8;
 
 /// Hears what a session hears.
 pub(super) trait Listener: Send + Sync + 'static {
@@ -94,6 +94,16 @@ pub(super) struct Shared {
     pub(super) watched: Mutex<Watched>,
 }
 
+impl Shared {
+    /// Nobody has the session any more. Whoever had it may have said how it is to end.
+    pub(super) fn left_to_itself(&self) {
+        let mut control = lock(&self.control);
+        if control.wish == Wish::Live {
+            control.wish = Wish::Leave;
+        }
+    }
+}
+
 /// What is wanted of a session.
 pub(super) struct Control {
     pub(super) wish: Wish,
@@ -114,8 +124,14 @@ pub(super) enum Wish {
 pub(super) struct Status {
     pub(super) id: i64,
     pub(super) password: Vec<u8>,
+    /// As it was asked for when it was last taken up.
+    pub(super) asked: Duration,
     /// As the ensemble granted it.
     pub(super) timeout: Duration,
+    /// The same when it was first connected.
+    pub(super) first: Duration,
+    /// What others know of.
+    pub(super) told: Duration,
     /// Counts connections.
     pub(super) times: u64,
     pub(super) connected: bool,
@@ -199,7 +215,7 @@ impl Session {
         let waited = timeout(limit, status.wait_for(|now| now.ended || fits(now))).await;
         match waited {
             Ok(Ok(now)) if !now.ended => Ok(()),
-            Ok(Ok(now)) if now.cause.is_empty() => Err(self.error(&Trouble::Ended)),
+            Ok(Ok(_)) => Err(self.over()),
             _ => {
                 let cause = self.shared.status.borrow().cause.clone();
                 let cause = if cause.is_empty() { "no answer in time".into() } else { cause };
@@ -214,6 +230,11 @@ impl Session {
 
     pub(super) fn timeout(&self) -> Duration {
         self.shared.status.borrow().timeout
+    }
+
+    /// How often it was connected. Whoever takes it up for a moment makes it connect anew.
+    pub(super) fn times(&self) -> u64 {
+        self.shared.status.borrow().times
     }
 
     /// Until when the ensemble was proven to keep it.
@@ -259,12 +280,12 @@ impl Session {
         let asked = Asked { request, line, reply };
         let asked = match self.driver.push_with(|| self.requests.try_send(asked)) {
             Ok(()) => return Ok(sent),
-            Err(TrySendError::Closed(_)) => return Err(self.error(&Trouble::Ended)),
+            Err(TrySendError::Closed(_)) => return Err(self.over()),
             Err(TrySendError::Full(asked)) => asked,
         };
         match timeout(limit, self.requests.send(asked)).await {
             Ok(Ok(())) => Ok(sent),
-            Ok(Err(_)) => Err(self.error(&Trouble::Ended)),
+            Ok(Err(_)) => Err(self.over()),
             Err(_) => Err(self.error(&Trouble::Cut("too many requests wait".into()))),
         }
     }
@@ -285,16 +306,35 @@ impl Session {
 
     /// Makes the session last longer without a word: it is taken up anew with another timeout.
     pub(super) async fn stretch(&self, span: Duration) -> Result<()> {
-        let times = {
+        if self.shared.status.borrow().asked >= span {
+            return Ok(());
+        }
+        {
             let mut control = lock(&self.shared.control);
-            if control.timeout >= span {
-                return Ok(());
-            }
-            control.timeout = span;
-            self.shared.status.borrow().times
-        };
+            control.timeout = control.timeout.max(span);
+        }
         self.shared.changed.notify_one();
-        self.until(|status| status.connected && status.times > times).await
+        self.until(|status| status.connected && status.asked >= span).await
+    }
+
+    /// Whether it lasts longer than it did at first.
+    pub(super) fn has_grown(&self) -> bool {
+        let status = self.shared.status.borrow();
+        status.timeout > status.first
+    }
+
+    /// Whether others know that it lasts for so long.
+    pub(super) fn has_told(&self, timeout: Duration) -> bool {
+        self.shared.status.borrow().told >= timeout
+    }
+
+    /// Others know now that it lasts for so long.
+    pub(super) fn note_told(&self, timeout: Duration) {
+        self.shared.status.send_if_modified(|status| {
+            status.told = timeout;
+            // Nobody waits for that.
+            false
+        });
     }
 
     /// Ends the session with all its nodes, without waiting for it.
@@ -325,6 +365,16 @@ impl Session {
         }
     }
 
+    /// Why nothing is asked on this session any more. One that was only taken up for a moment is
+    /// over when its connection is, which the session itself outlives.
+    fn over(&self) -> Error {
+        let cause = self.shared.status.borrow().cause.clone();
+        match cause.is_empty() {
+            true => self.error(&Trouble::Ended),
+            false => self.error(&Trouble::Cut(cause)),
+        }
+    }
+
     pub(super) fn error(&self, trouble: &Trouble) -> Error {
         let store = self.shared.servers.store.clone();
         match trouble {
@@ -348,7 +398,7 @@ impl Sent<'_> {
         match tokio::time::timeout_at(self.until, self.answer).await {
             Ok(Ok(Ok(reply))) => Ok(reply),
             Ok(Ok(Err(trouble))) => Err(self.session.error(&trouble)),
-            Ok(Err(_)) => Err(self.session.error(&Trouble::Ended)),
+            Ok(Err(_)) => Err(self.session.over()),
             Err(_) => Err(self.session.error(&Trouble::Cut("no answer in time".into()))),
         }
     }

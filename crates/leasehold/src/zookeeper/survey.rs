@@ -12,8 +12,8 @@ use crate::name::Name;
 
 use super::Inner;
 use super::detail::Detail;
-use super::keep::mark;
 use super::leave::ttl_of;
+use super::mark;
 use super::nodes::{Entry, holding, ttl_stem};
 use super::read::Lineup;
 use super::session::Session;
@@ -192,7 +192,7 @@ async fn kept(
         let found = inner.data(session, path).await?;
         kept_ms = found.map_or(kept_ms, |(_, stat)| stat.born_ms);
     }
-    let mark = inner.layout.own(&mark(ours.session));
+    let mark = mark::path(inner, ours.session);
     if let Some((_, stat)) = inner.data(session, mark).await? {
         kept_ms = kept_ms.max(stat.written_ms);
     }

@@ -250,8 +250,47 @@ pub(super) async fn stand(inner: &Inner, key: &ClaimKey) -> Result<Stands> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Weak;
+
+    use super::super::ZooKeeper;
     use super::super::nodes::lineup;
     use super::*;
+    use crate::claim::{Claim, Holder, Note, Renewal, Standing, Token, Ttl};
+    use crate::engine::{Engine as _, Wake};
+
+    #[tokio::test]
+    async fn f89_f110_departure_without_an_event_is_found_by_the_first_heartbeat() {
+        let server = leasehold_testkit::Zookeeper::new().start().await.expect("a server");
+        let holds = ZooKeeper::open(server.url()).await.expect("a connection");
+        let waits = ZooKeeper::open(server.url()).await.expect("a connection");
+        let (first, second) = (claim("deaf"), claim("deaf"));
+        assert!(matches!(holds.claim(&first).await, Ok(Standing::Held { .. })));
+        assert!(matches!(waits.claim(&second).await, Ok(Standing::Queued { .. })));
+        // From here on no event is heard, although the connection is well.
+        waits.inner.pool.listen(Weak::<Inner>::new());
+        let heartbeat =
+            Renewal { key: second.key.clone(), ttl: second.ttl, patience: second.patience };
+        let standing = waits.renew(std::slice::from_ref(&heartbeat)).await.expect("an answer");
+        assert!(matches!(standing[..], [Ok(Standing::Queued { ahead: 1, .. })]), "{standing:?}");
+        holds.release(&[first.key]).await.expect("an answer");
+        let standing = waits.renew(&[heartbeat]).await.expect("an answer");
+        assert!(matches!(standing[..], [Ok(Standing::Held { .. })]), "{standing:?}");
+        // Whoever waits hears of it without asking.
+        let woken = waits.wait(&second.key).await.expect("a bell");
+        assert!(matches!(woken, Wake::Holds { .. }), "{woken:?}");
+    }
+
+    fn claim(name: &str) -> Claim {
+        Claim {
+            key: ClaimKey { name: Name::new(name).expect("good"), token: Token::random() },
+            mode: Mode::Exclusive,
+            holder: Holder::fresh(),
+            note: Note::default(),
+            ttl: Ttl::DEFAULT.get(),
+            patience: Ttl::DEFAULT.patience(),
+            join: true,
+        }
+    }
 
     fn line(nodes: &[&str]) -> Vec<Entry> {
         lineup(nodes.iter().map(|node| (*node).to_owned()).collect())

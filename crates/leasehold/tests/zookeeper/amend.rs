@@ -4,24 +4,16 @@ use std::pin::pin;
 use std::time::Duration;
 
 use futures_util::StreamExt;
-use leasehold::claim::{Amended, Amendment, Claim, ClaimKey, Holder, Mode, Note, Standing, Token};
+use leasehold::claim::{Amended, Amendment, Claim, Mode, Note, Standing};
 use leasehold::engine::{Engine, EventKind, Query, Wake};
 use leasehold::zookeeper::ZooKeeper;
-use leasehold::{Client, Name, Released};
-use leasehold_testkit::{Direction, Peer, PeerKind, Proxy};
+use leasehold::{Client, Released};
+use leasehold_testkit::{Direction, Peer, PeerKind, Proxy, bare};
 
 use super::support::*;
 
 fn claim(name: &str, mode: Mode, ttl: Duration) -> Claim {
-    Claim {
-        key: ClaimKey { name: Name::new(name).expect("good"), token: Token::random() },
-        mode,
-        holder: Holder::fresh(),
-        note: Note::default(),
-        ttl,
-        patience: Duration::from_secs(10),
-        join: true,
-    }
+    Claim { mode, ttl, ..bare::claim(name) }
 }
 
 fn note(text: &str) -> Amendment {
@@ -65,6 +57,8 @@ async fn waiter_behind_a_holder_whose_note_changes_is_not_woken() {
             waits.release(std::slice::from_ref(&second.key)).await.expect("an answer");
             assert_eq!(claims(&server), [""; 0]);
         }
+        close([&holds, &waits]).await;
+        leaves_nothing(&server, []).await;
     }
 }
 
@@ -92,6 +86,7 @@ async fn peers_do_not_take_a_note_for_a_claim_nor_for_an_end() {
         assert!(theirs.release(path).await.expect("an answer"));
         assert_eq!(claims(&server), [""; 0], "{kind}");
     }
+    leaves_nothing(&server, [client]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -120,6 +115,8 @@ async fn note_goes_with_its_claim_however_that_ends() {
     until_empty(&server).await;
     let out = engine.amend(&expired, &note("late")).await.expect("an answer");
     assert_eq!((out, claims(&server)), (Amended::Out { by: None }, Vec::new()));
+    close([&engine]).await;
+    leaves_nothing(&server, [other]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -137,6 +134,7 @@ async fn note_of_a_lease_that_was_taken_up_by_its_handle_is_replaced() {
     assert!(lease.is_held() && lease.fence() == handle.fence());
     assert_eq!(lease.release().await.expect("an answer"), Released::Released);
     assert_eq!(claims(&server), [""; 0]);
+    leaves_nothing(&server, [first, second]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -166,5 +164,8 @@ async fn release_after_a_note_without_an_answer_is_one_and_leaves_nothing() {
         .await;
         assert_eq!(event.kind, EventKind::Released);
         assert_eq!(claims(&server), [""; 0]);
+        // While there is a way.
+        soon("the close", far.close()).await.expect("an answer");
     }
+    leaves_nothing(&server, [near]).await;
 }

@@ -2,26 +2,14 @@
 
 use std::time::{Duration, Instant};
 
-use leasehold::claim::{Amendment, Claim, ClaimKey, Holder, Mode, Note, Standing, Token};
-use leasehold::engine::{Bump, Engine, Notice, Wait, Wake};
+use leasehold::claim::{Amendment, Claim, Holder, Note, Standing};
+use leasehold::engine::{Bump, Engine, Notice, Query, Select, Wait, Wake};
 use leasehold::zookeeper::ZooKeeper;
-use leasehold::{LeaseState, Name, Released};
+use leasehold::{LeaseState, Released};
+use leasehold_testkit::bare::{claim, renewal};
 use leasehold_testkit::{Peer, PeerKind, Server};
 
 use super::support::*;
-
-/// A claim as an engine sees it: without a keeper there are no heartbeats to be counted.
-fn claim(name: &str) -> Claim {
-    Claim {
-        key: ClaimKey { name: Name::new(name).expect("good"), token: Token::random() },
-        mode: Mode::Exclusive,
-        holder: Holder::fresh(),
-        note: Note::default(),
-        ttl: LONG,
-        patience: Duration::from_secs(10),
-        join: true,
-    }
-}
 
 async fn engines(server: &Server, count: usize) -> Vec<ZooKeeper> {
     let mut engines = Vec::with_capacity(count);
@@ -93,6 +81,8 @@ async fn pairs(server: &Server, requests: u64) {
         let fits = least <= expected && most >= expected;
         assert!(warm || fits, "{least} to {most} for 200 pairs");
     }
+    close([engine]).await;
+    leaves_nothing(server, []).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -124,8 +114,10 @@ async fn a_contended_cycle_is_four_requests_however_long_the_line() {
         while let Some((engine, asked)) = line.pop_front() {
             engine.release(&[asked.key]).await.expect("an answer");
         }
+        until_empty(&server).await;
+        close(&engines).await;
+        leaves_nothing(&server, []).await;
     }
-    until_empty(&server).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -148,35 +140,46 @@ async fn another_note_is_one_request_and_so_is_a_notice_that_is_repeated() {
         let (least, most) = meter.read();
         assert!(warm || (least <= 1_000 && most >= 1_000), "{least} to {most} for 200 of each");
     }
+    engine.release(&[held.key]).await.expect("an answer");
+    close([engine]).await;
+    leaves_nothing(&server, []).await;
+}
+
+/// How many watches there are, and how many were set off so far.
+fn watches(server: &Server) -> (u64, u64) {
+    let off = ["created", "deleted", "changed", "children"]
+        .map(|change| counted(server, &format!("zk_sum_node_{change}_watch_count")));
+    (counted(server, "zk_watch_count"), off.iter().sum())
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f116_a_release_wakes_one_of_many_waiters() {
+    const SESSIONS: usize = 30;
     const WAITERS: usize = 300;
     let server = server().await;
-    let engines = engines(&server, 3).await;
-    let first = claim("herd");
-    engines[0].claim(&first).await.expect("free");
-    let mut waiters = Vec::new();
+    // Each on a session of its own, so that a herd would be told one by one.
+    let engines = engines(&server, SESSIONS).await;
+    let mut holds = (&engines[0], claim("herd"));
+    holds.0.claim(&holds.1).await.expect("free");
+    let mut waiters = std::collections::VecDeque::new();
     for index in 0..WAITERS {
-        let asked = claim("herd");
-        engines[index % 3].claim(&asked).await.expect("a place");
-        waiters.push((&engines[index % 3], asked));
+        let (engine, asked) = (&engines[index % SESSIONS], claim("herd"));
+        engine.claim(&asked).await.expect("a place");
+        waiters.push_back((engine, asked));
     }
-    let sessions = counted(&server, "zk_num_alive_connections");
-    let (before, begun) = (counted(&server, "zk_packets_sent"), Instant::now());
-    engines[0].release(&[first.key]).await.expect("an answer");
-    let (next, waits) = &waiters[0];
-    soon("the hand-off", next.wait(&waits.key)).await.expect("a bell");
-    let sent = counted(&server, "zk_packets_sent") - before;
-    let pings = sessions * (begun.elapsed().as_millis() as u64 / 2_800 + 1);
-    assert!(sent <= 4 + pings, "{sent} messages for one release, up to {pings} of them pings");
-    for engine in &engines {
-        let own: Vec<_> = waiters.iter().filter(|(of, _)| std::ptr::eq(*of, engine)).collect();
-        let keys: Vec<ClaimKey> = own.iter().map(|(_, asked)| asked.key.clone()).collect();
-        engine.release(&keys).await.expect("answers");
+    while let Some((next, waits)) = waiters.pop_front() {
+        let (watches_before, before) = watches(&server);
+        assert_eq!(watches_before, waiters.len() as u64 + 1, "each watches one");
+        holds.0.release(&[holds.1.key]).await.expect("an answer");
+        let woken = soon("the hand-off", next.wait(&waits.key)).await.expect("a bell");
+        assert!(matches!(woken, Wake::Holds { .. }), "{woken:?}");
+        let (left, now) = watches(&server);
+        assert_eq!((now - before, left), (1, waiters.len() as u64), "one was woken");
+        holds = (next, waits);
     }
-    until_empty(&server).await;
+    holds.0.release(&[holds.1.key]).await.expect("an answer");
+    close(&engines).await;
+    leaves_nothing(&server, []).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -200,8 +203,151 @@ async fn many_locks_share_one_session_and_one_request_renews_them() {
     for lease in leases {
         assert_eq!(lease.release().await.expect("an answer"), Released::Released);
     }
-    soon("the close", client.close()).await.expect("an answer");
-    until_empty(&server).await;
+    leaves_nothing(&server, [client]).await;
+}
+
+/// The latest transaction of a server: whatever is agreed on makes one.
+fn transaction(server: &Server) -> u64 {
+    let text = says(server.address(), "srvr").expect("it answers");
+    let line = text.lines().find_map(|line| line.strip_prefix("Zxid: 0x"));
+    u64::from_str_radix(line.expect("a transaction"), 16).expect("a number")
+}
+
+/// Does something so often, after it was done once; sees what each costs in requests, and how many
+/// of these are agreed on.
+async fn costs(server: &Server, (requests, agreed): (u64, u64), what: &str, verb: impl AsyncFn()) {
+    const TIMES: u64 = 100;
+    verb().await;
+    let (meter, before) = (Meter::start(server), transaction(server));
+    for _ in 0..TIMES {
+        verb().await;
+    }
+    let made = transaction(server) - before;
+    let ((least, most), expected) = (meter.read(), TIMES * requests);
+    let fits = least <= expected && expected <= most;
+    assert!(fits, "{least} to {most} requests for {TIMES} times {what}, not {expected}");
+    assert_eq!(made, TIMES * agreed, "transactions for {TIMES} times {what}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn renewing_is_one_agreed_request_for_each_two_hundred_leases() {
+    let server = server().await;
+    let engine = &engines(&server, 1).await[0];
+    let mut held = Vec::new();
+    for (locks, requests) in [(1, 1), (200, 1), (201, 2), (400, 2), (401, 3)] {
+        while held.len() < locks {
+            let asked = claim(&format!("renewed:{}", held.len()));
+            assert!(matches!(engine.claim(&asked).await, Ok(Standing::Held { .. })));
+            held.push(asked);
+        }
+        let renewals: Vec<_> = held.iter().map(renewal).collect();
+        costs(&server, (requests, requests), &format!("{locks} renewals"), async || {
+            let standings = engine.renew(&renewals).await.expect("an answer");
+            let held = |standing: &_| matches!(standing, Ok(Standing::Held { .. }));
+            assert!(standings.iter().all(held), "{standings:?}");
+        })
+        .await;
+    }
+    let keys: Vec<_> = held.into_iter().map(|claim| claim.key).collect();
+    engine.release(&keys).await.expect("an answer");
+    close([engine]).await;
+    leaves_nothing(&server, []).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_refused_try_is_four_requests_and_none_is_agreed_on() {
+    let server = server().await;
+    let engines = engines(&server, 2).await;
+    let held = claim("refused");
+    assert!(matches!(engines[0].claim(&held).await, Ok(Standing::Held { .. })));
+    costs(&server, (4, 0), "a refused try", async || {
+        let asked = Claim { join: false, ..claim("refused") };
+        let standing = engines[1].claim(&asked).await.expect("an answer");
+        assert!(matches!(standing, Standing::Out { by: Some(_), .. }), "{standing:?}");
+    })
+    .await;
+    engines[0].release(&[held.key]).await.expect("an answer");
+    close(&engines).await;
+    leaves_nothing(&server, []).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_heartbeat_of_waiters_is_one_request_for_each_name_and_none_is_agreed_on() {
+    let server = server().await;
+    let engines = engines(&server, 2).await;
+    let mut waits = Vec::new();
+    // One waiter, then three of one name, then two names.
+    for (name, requests) in [("one", 1), ("one", 1), ("one", 1), ("two", 2)] {
+        let (first, second) = (claim(name), claim(name));
+        engines[0].claim(&first).await.expect("a place");
+        let standing = engines[1].claim(&second).await.expect("a place");
+        assert!(matches!(standing, Standing::Queued { .. }), "{standing:?}");
+        waits.push((first, second));
+        let beats: Vec<_> = waits.iter().map(|(_, waits)| renewal(waits)).collect();
+        costs(&server, (requests, 0), &format!("{} heartbeats", beats.len()), async || {
+            let standings = engines[1].renew(&beats).await.expect("an answer");
+            let queued = |standing: &_| matches!(standing, Ok(Standing::Queued { .. }));
+            assert!(standings.iter().all(queued), "{standings:?}");
+        })
+        .await;
+    }
+    for (first, second) in waits {
+        engines[0].release(&[first.key]).await.expect("an answer");
+        engines[1].release(&[second.key]).await.expect("an answer");
+    }
+    close(&engines).await;
+    leaves_nothing(&server, []).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_heartbeat_is_agreed_on_when_what_was_proven_does_not_last() {
+    let server = server().await;
+    let engines = engines(&server, 2).await;
+    let first = claim("patient");
+    engines[0].claim(&first).await.expect("a place");
+    // No session here proves that much.
+    let waits = Claim { patience: LONG, ..claim("patient") };
+    engines[1].claim(&waits).await.expect("a place");
+    costs(&server, (2, 1), "a heartbeat", async || {
+        let standings = engines[1].renew(&[renewal(&waits)]).await.expect("an answer");
+        assert!(matches!(standings[..], [Ok(Standing::Queued { .. })]), "{standings:?}");
+    })
+    .await;
+    engines[0].release(&[first.key]).await.expect("an answer");
+    engines[1].release(&[waits.key]).await.expect("an answer");
+    close(&engines).await;
+    leaves_nothing(&server, []).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn inspecting_costs_two_requests_one_for_each_line_and_two_for_each_claim() {
+    let server = server().await;
+    let engine = &engines(&server, 1).await[0];
+    let mut claims = Vec::new();
+    for (line, count) in [("a", 1), ("b", 3)] {
+        for _ in 0..count {
+            let asked = claim(line);
+            engine.claim(&asked).await.expect("a place");
+            claims.push(asked);
+        }
+    }
+    let inspected = async |query: &Query, count: usize| {
+        let page = engine.inspect(query).await.expect("an answer");
+        let seen = page.lines.iter().map(|line| line.held.len() + line.waiting.len());
+        assert_eq!(seen.sum::<usize>(), count, "{page:?}");
+    };
+    let one = Query { select: Select::Name(claims[0].key.name.clone()), ..Query::all() };
+    costs(&server, (1 + 1 + 2, 0), "a look at one name", async || inspected(&one, 1).await).await;
+    let all = Query::all();
+    costs(&server, (2 + 2 + 2 * 4, 0), "a look at all", async || inspected(&all, 4).await).await;
+    let amendment = Amendment::note(Note::new("new").expect("good"));
+    engine.amend(&claims[0].key, &amendment).await.expect("an answer");
+    let with_note = 1 + 1 + 2 + 1;
+    costs(&server, (with_note, 0), "a note too", async || inspected(&one, 1).await).await;
+    let keys: Vec<_> = claims.into_iter().map(|claim| claim.key).collect();
+    engine.release(&keys).await.expect("an answer");
+    close([engine]).await;
+    leaves_nothing(&server, []).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -220,4 +366,5 @@ async fn a_refused_try_writes_nothing() {
     }
     assert_eq!(zxid(), before);
     drop(lease);
+    leaves_nothing(&server, [client]).await;
 }

@@ -40,10 +40,12 @@ async fn handed_over(lease: leasehold::Lease, waiter: &mut Waiter) {
 
 async fn survives(break_it: impl AsyncFn(&Group) -> usize) -> (Group, usize) {
     let group = ensemble().await;
-    let (_client, lease, mut waiter) = held_and_waited_for(&group, "kept").await;
+    let (client, lease, mut waiter) = held_and_waited_for(&group, "kept").await;
     let broken = break_it(&group).await;
     renewed(&lease, &waiter).await;
     handed_over(lease, &mut waiter).await;
+    let alive = others(&group, broken).next().expect("two are left");
+    leaves_nothing(alive, [client]).await;
     (group, broken)
 }
 
@@ -60,17 +62,16 @@ async fn f92_leader_killed_while_a_lock_is_held_and_waited_for_loses_nothing() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f85_any_member_killed_while_a_lock_is_held_and_waited_for_loses_nothing() {
     let group = ensemble().await;
-    let (_client, lease, mut waiter) = held_and_waited_for(&group, "kept").await;
+    let (client, lease, mut waiter) = held_and_waited_for(&group, "kept").await;
     for server in group.servers() {
         server.kill().expect("it runs");
         renewed(&lease, &waiter).await;
         server.restart().await.expect("it starts again");
     }
     handed_over(lease, &mut waiter).await;
-    until("an empty store", async || {
-        group.servers().iter().all(|server| claims(server).is_empty())
-    })
-    .await;
+    for server in group.servers() {
+        leaves_nothing(server, [client.clone()]).await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -81,7 +82,7 @@ async fn f92_stopped_leader_loses_nothing_and_does_no_harm_when_it_goes_on() {
         leader
     })
     .await;
-    let (_client, lease, mut waiter) = {
+    let (client, lease, mut waiter) = {
         let rest: Vec<String> =
             others(&group, stopped).map(|server| server.address().to_string()).collect();
         let url = format!("zk://{}", rest.join(","));
@@ -94,15 +95,17 @@ async fn f92_stopped_leader_loses_nothing_and_does_no_harm_when_it_goes_on() {
     group.servers()[stopped].continue_process().expect("it is stopped");
     renewed(&lease, &waiter).await;
     handed_over(lease, &mut waiter).await;
+    leaves_nothing(&group.servers()[stopped], [client]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f92_leases_survive_the_restart_of_the_whole_ensemble() {
     let group = ensemble().await;
-    let (_client, lease, mut waiter) = held_and_waited_for(&group, "kept").await;
+    let (client, lease, mut waiter) = held_and_waited_for(&group, "kept").await;
     group.restart().await.expect("it starts again");
     renewed(&lease, &waiter).await;
     handed_over(lease, &mut waiter).await;
+    leaves_nothing(&group.servers()[0], [client]).await;
 }
 
 fn others(group: &Group, without: usize) -> impl Iterator<Item = &Server> {
@@ -129,6 +132,7 @@ async fn f91_clients_of_a_member_that_is_cut_off_lose_and_others_go_on() {
     assert_ne!(soon("an answer", lease.release()).await.ok(), Some(Released::Released));
     assert!(next.is_held());
     assert_eq!(next.release().await.expect("an answer"), Released::Released);
+    leaves_nothing(&group.servers()[0], [one, two]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -148,6 +152,7 @@ async fn f91_without_a_majority_leases_are_lost_in_time_and_nothing_is_granted()
     }
     let lease = soon("the name to be free", client.mutex("majority").lock()).await;
     lease.expect("a lease").release().await.expect("an answer");
+    leaves_nothing(&group.servers()[0], [client]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -169,6 +174,7 @@ async fn f91_server_that_is_cut_off_but_answers_keeps_no_lease() {
     for server in others(&group, alone) {
         server.continue_process().expect("it is stopped");
     }
+    leaves_nothing(server, [client]).await;
 }
 
 /// Puts a proxy into every way between one server and the others: where it reaches them, and where
@@ -203,6 +209,102 @@ async fn ways(group: &Group, alone: usize) -> Vec<Proxy> {
     proxies
 }
 
+/// Has a member lead: whoever leads instead of it is started again.
+async fn lead(group: &Group, wanted: usize) {
+    soon("it to lead", async {
+        loop {
+            match leader(group).await {
+                leads if leads == wanted => return,
+                other => group.servers()[other].restart().await.expect("it starts again"),
+            }
+        }
+    })
+    .await;
+}
+
+/// The url of all but one member.
+fn url_of_others(group: &Group, without: usize) -> String {
+    let rest = others(group, without).map(|server| server.address().to_string());
+    format!("zk://{}", rest.collect::<Vec<_>>().join(","))
+}
+
+fn leads(server: &Server) -> bool {
+    says(server.address(), "srvr").is_some_and(|text| text.contains("Mode: leader"))
+}
+
+/// The leader believes in itself for longer than the others do, so that for a while there are two:
+/// the old one answers whatever needs no majority.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f91_leader_that_is_cut_off_loses_its_clients_before_the_others_go_on() {
+    let group = ensemble().await;
+    // Among equals the last one is elected.
+    let alone = group.servers().len() - 1;
+    let server = &group.servers()[alone];
+    let settings = server.folder().join("zoo.cfg");
+    let text = std::fs::read_to_string(&settings).expect("its settings");
+    std::fs::write(&settings, text + "syncLimit=120\n").expect("its settings");
+    let proxies = ways(&group, alone).await;
+    lead(&group, alone).await;
+    let [few, many] = [client(server.url()).await, client(&url_of_others(&group, alone)).await];
+    let lease = few.mutex("parted").ttl(Duration::from_secs(8)).lock().await.expect("free");
+    let mut waiter = Waiter::start(many.claim("parted").ttl(TTL));
+    until_waiting(&many, "parted", 1).await;
+    let before = lease.safe_until();
+    until("a renewal", async || lease.safe_until() > before).await;
+    for proxy in &proxies {
+        proxy.block(Direction::Both);
+    }
+    assert_eq!(soon("the loss", lease.lost()).await, LostCause::Unreachable);
+    assert!(waiter.is_waiting(), "two held at once");
+    let next = waiter.granted().await;
+    assert!(leads(server), "it noticed that it is alone");
+    assert!(others(&group, alone).any(leads), "the others have a leader");
+    assert!(next.fence() > lease.fence());
+    for proxy in &proxies {
+        proxy.pass().await.expect("it passes");
+    }
+    let other = soon("the way back", few.mutex("other").lock()).await.expect("a lease");
+    assert_ne!(soon("an answer", lease.release()).await.ok(), Some(Released::Released));
+    assert!(next.is_held());
+    assert_eq!(other.release().await.expect("an answer"), Released::Released);
+    assert_eq!(next.release().await.expect("an answer"), Released::Released);
+    leaves_nothing(server, [few, many]).await;
+}
+
+/// That it was longer is shown by the one who is granted: only the end of a session lets it in.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f92_leader_stopped_for_longer_than_a_session_loses_only_whose_way_it_was() {
+    let group = ensemble().await;
+    let stopped = leader(&group).await;
+    let server = &group.servers()[stopped];
+    let rest = url_of_others(&group, stopped);
+    let [only, all, two] = [server.url(), group.url(), &rest];
+    let [only, all, two] = [client(only).await, client(all).await, client(two).await];
+    let lost = only.mutex("lost").ttl(Duration::from_secs(3)).lock().await.expect("free");
+    let kept = all.mutex("kept").ttl(TTL).lock().await.expect("free");
+    let mut follows = Waiter::start(two.claim("lost").ttl(TTL));
+    let mut waits = Waiter::start(two.claim("kept").ttl(TTL));
+    until_waiting(&two, "lost", 1).await;
+    until_waiting(&two, "kept", 1).await;
+    server.stop_process().expect("it runs");
+    assert_eq!(soon("the loss", lost.lost()).await, LostCause::Unreachable);
+    assert!(follows.is_waiting(), "two held at once");
+    let next = follows.granted().await;
+    assert!(next.fence() > lost.fence());
+    renewed(&kept, &waits).await;
+    server.continue_process().expect("it is stopped");
+    // What it knew when it was stopped does no harm.
+    let other = soon("the way back", only.mutex("other").lock()).await.expect("a lease");
+    assert_ne!(soon("an answer", lost.release()).await.ok(), Some(Released::Released));
+    assert!(next.is_held() && other.is_held());
+    renewed(&kept, &waits).await;
+    handed_over(kept, &mut waits).await;
+    for lease in [next, other] {
+        assert_eq!(soon("an answer", lease.release()).await.expect("one"), Released::Released);
+    }
+    leaves_nothing(server, [only, all, two]).await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f91_partition_loses_on_the_side_of_the_few_before_the_others_go_on() {
     let group = ensemble().await;
@@ -232,4 +334,5 @@ async fn f91_partition_loses_on_the_side_of_the_few_before_the_others_go_on() {
     assert!(next.is_held());
     assert_eq!(other.release().await.expect("an answer"), Released::Released);
     assert_eq!(next.release().await.expect("an answer"), Released::Released);
+    leaves_nothing(server, [few, many]).await;
 }

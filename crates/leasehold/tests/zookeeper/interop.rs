@@ -49,8 +49,7 @@ async fn peers_are_excluded_by_our_lease_and_get_the_lock_after_it() {
         let line = client.show("demo").await.expect("an answer").expect("it is held");
         assert_eq!(line.held[0].holder.label(), "a client of another library");
         assert!(theirs.release(THEIRS).await.expect("an answer"));
-        client.close().await.expect("an answer");
-        until_empty(&server).await;
+        leaves_nothing(&server, [client]).await;
     }
 }
 
@@ -68,8 +67,94 @@ async fn we_are_excluded_by_peers_and_get_the_lock_after_them() {
         let lease = ours.granted().await;
         assert!(!theirs.try_lock(THEIRS, LONG).await.expect("an answer"), "{kind} {dialect}");
         lease.release().await.expect("an answer");
-        client.close().await.expect("an answer");
-        until_empty(&server).await;
+        leaves_nothing(&server, [client]).await;
+    }
+}
+
+/// A dialect that is not the peer's: we wait for it, and it does not for us.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn clients_of_another_dialect_are_waited_for_and_do_not_wait() {
+    let server = server().await;
+    let others = [("?dialect=kazoo", PeerKind::Curator), ("?dialect=curator", PeerKind::Kazoo)];
+    for (dialect, kind) in others {
+        let client = client(&format!("{}{dialect}", server.url())).await;
+        let mut theirs = peer(kind, &server).await;
+        assert!(theirs.try_lock(THEIRS, LONG).await.expect("an answer"), "{kind} {dialect}");
+        assert!(client.mutex("demo").try_lock().await.expect("an answer").is_none());
+        let mut ours = Waiter::start(client.claim("demo").ttl(LONG));
+        until_waiting(&client, "demo", 1).await;
+        assert!(theirs.release(THEIRS).await.expect("an answer"));
+        let lease = ours.granted().await;
+        // Both have it now, and the page says so.
+        assert!(theirs.try_lock(THEIRS, LONG).await.expect("an answer"), "{kind} {dialect}");
+        assert!(lease.is_held());
+        assert!(theirs.release(THEIRS).await.expect("an answer"));
+        lease.release().await.expect("an answer");
+        leaves_nothing(&server, [client]).await;
+    }
+}
+
+/// Our mode, their half of the read/write lock, and whether both may have it.
+const HALVES: [(Mode, PeerKind, bool); 4] = [
+    (Mode::Shared, PeerKind::KazooRead, true),
+    (Mode::Shared, PeerKind::KazooWrite, false),
+    (Mode::Exclusive, PeerKind::KazooRead, false),
+    (Mode::Exclusive, PeerKind::KazooWrite, false),
+];
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn kazoos_readers_and_writers_are_kept_off_by_ours_and_follow_them() {
+    let server = server().await;
+    for dialect in ["", "?dialect=kazoo"] {
+        let client = client(&format!("{}{dialect}", server.url())).await;
+        for (mode, kind, together) in HALVES {
+            let mut theirs = peer(kind, &server).await;
+            let lease = client.claim("demo").mode(mode).ttl(LONG).acquire().await.expect("free");
+            let taken = theirs.try_lock(THEIRS, LONG).await.expect("an answer");
+            assert_eq!(taken, together, "{kind} beside our {mode:?} {dialect}");
+            if together {
+                assert!(theirs.release(THEIRS).await.expect("an answer"));
+                lease.release().await.expect("an answer");
+                continue;
+            }
+            let taken = tokio::spawn(async move {
+                let taken = theirs.lock(THEIRS, LONG, WAIT).await.expect("an answer");
+                (theirs, taken)
+            });
+            until_waiting(&client, "demo", 1).await;
+            assert!(!taken.is_finished(), "{kind} beside our {mode:?} {dialect}");
+            assert_eq!(lease.release().await.expect("an answer"), Released::Released);
+            let (mut theirs, taken) = soon("their turn", taken).await.expect("no panic");
+            assert!(taken, "{kind} after our {mode:?} {dialect}");
+            assert!(theirs.release(THEIRS).await.expect("an answer"));
+        }
+        leaves_nothing(&server, [client]).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ours_are_kept_off_by_kazoos_readers_and_writers_and_follow_them() {
+    let server = server().await;
+    for dialect in ["", "?dialect=kazoo"] {
+        let client = client(&format!("{}{dialect}", server.url())).await;
+        for (mode, kind, together) in HALVES {
+            let mut theirs = peer(kind, &server).await;
+            assert!(theirs.try_lock(THEIRS, LONG).await.expect("an answer"), "{kind} {dialect}");
+            let ours = || client.claim("demo").mode(mode).ttl(LONG);
+            let tried = ours().try_acquire().await.expect("an answer");
+            assert_eq!(tried.is_some(), together, "our {mode:?} beside {kind} {dialect}");
+            if let Some(lease) = tried {
+                lease.release().await.expect("an answer");
+                assert!(theirs.release(THEIRS).await.expect("an answer"));
+                continue;
+            }
+            let mut waiter = Waiter::start(ours());
+            until_waiting(&client, "demo", 1).await;
+            assert!(waiter.is_waiting(), "our {mode:?} beside {kind} {dialect}");
+            assert!(theirs.release(THEIRS).await.expect("an answer"));
+            waiter.granted().await.release().await.expect("an answer");
+        }
+        leaves_nothing(&server, [client]).await;
     }
 }
 
@@ -110,7 +195,7 @@ async fn kazoo_curator_and_we_take_turns_and_nobody_is_beside_another() {
             soon("all rounds", task).await.expect("no panic");
         }
     }
-    until_empty(&server).await;
+    leaves_nothing(&server, []).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -123,6 +208,7 @@ async fn killed_peer_is_followed_by_us_after_its_session() {
     until_waiting(&client, "demo", 1).await;
     theirs.kill().expect("it runs");
     assert!(ours.granted().await.is_held());
+    leaves_nothing(&server, [client]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -137,6 +223,7 @@ async fn locks_of_others_are_listed_and_can_be_taken_from_them() {
     let evicted = client.force_release("demo", "stuck").await.expect("an answer");
     assert_eq!(evicted.len(), 1);
     assert!(client.mutex("demo").try_lock().await.expect("an answer").is_some());
+    leaves_nothing(&server, [client]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -148,4 +235,6 @@ async fn permits_on_a_name_that_a_peer_locks_are_a_mismatch() {
     let permits = client.claim("demo").mode(Mode::Permits { take: 1, of: 3 });
     let refused = permits.try_acquire().await;
     assert!(matches!(refused, Err(leasehold::Error::Mismatch { .. })), "{refused:?}");
+    assert!(theirs.release(THEIRS).await.expect("an answer"));
+    leaves_nothing(&server, [client]).await;
 }

@@ -6,13 +6,17 @@
 
 mod access;
 mod amend;
+mod clock;
 mod cost;
 mod doctor;
+mod ended;
 mod ensemble;
 mod interop;
 mod network;
 mod notices;
+mod permits;
 mod restore;
 mod sessions;
+mod shortened;
 mod support;
 mod together;

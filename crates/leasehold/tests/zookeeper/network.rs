@@ -2,8 +2,10 @@
 
 use std::time::Duration;
 
+use futures_util::StreamExt as _;
+use leasehold::engine::{EventKind, Query};
 use leasehold::{Client, Error, LeaseState, LostCause, Released};
-use leasehold_testkit::{AfterLoss, Direction, Proxy, Server};
+use leasehold_testkit::{AfterLoss, Direction, Proxy, Renewals, Server};
 
 use super::support::*;
 
@@ -28,6 +30,7 @@ async fn f20_partition_shorter_than_the_ttl_makes_uncertain_and_then_held() {
     assert_eq!(lease.state(), LeaseState::Held);
     assert!(near.mutex("cut").try_lock().await.expect("an answer").is_none());
     assert_eq!(lease.release().await.expect("an answer"), Released::Released);
+    leaves_nothing(&server, [far, near]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -45,6 +48,7 @@ async fn f21_partition_longer_than_the_ttl_loses_before_the_next_is_granted() {
     proxy.pass().await.expect("it passes");
     assert_ne!(soon("an answer", lease.release()).await.ok(), Some(Released::Released));
     assert!(next.is_held());
+    leaves_nothing(&server, [far, near]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -60,6 +64,9 @@ async fn f22_waiter_behind_a_black_hole_leaves_the_line_by_itself() {
     lease.release().await.expect("an answer");
     assert!(next.granted().await.is_held());
     assert!(lost.is_waiting());
+    drop(lost);
+    proxy.pass().await.expect("it passes");
+    leaves_nothing(&server, [far, near]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -76,6 +83,7 @@ async fn f23_f87_lost_answer_to_a_claim_is_adopted() {
         assert_eq!(line.held[0].fence, lease.fence());
         assert_eq!(lease.release().await.expect("an answer"), Released::Released);
         assert!(claims(&server).is_empty());
+        leaves_nothing(&server, [far, near]).await;
     }
 }
 
@@ -97,12 +105,13 @@ async fn f24_f88_lost_answer_to_a_release_does_not_release_the_next() {
     assert_eq!(released, Released::TakenBy(near.holder().clone()));
     assert!(next.is_held());
     assert_eq!(next.release().await.expect("an answer"), Released::Released);
+    leaves_nothing(&server, [far, near]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f26_answer_slower_than_the_ttl_is_refused_and_cleaned() {
     let server = server().await;
-    let (proxy, far, _near) = apart(&server).await;
+    let (proxy, far, near) = apart(&server).await;
     let mutex = far.mutex("slow").ttl(Duration::from_millis(600));
     mutex.lock().await.expect("free").release().await.expect("an answer");
     proxy.delay(Direction::ToClient, Duration::from_millis(1_000));
@@ -113,6 +122,7 @@ async fn f26_answer_slower_than_the_ttl_is_refused_and_cleaned() {
     );
     proxy.pass().await.expect("it passes");
     until("an empty line", async || claims(&server).is_empty()).await;
+    leaves_nothing(&server, [far, near]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -132,6 +142,7 @@ async fn f28_idle_connections_that_are_cut_lose_nothing() {
     until_waiting(&near, "idle", 1).await;
     lease.release().await.expect("an answer");
     assert!(waiter.granted().await.is_held());
+    leaves_nothing(&server, [far, near]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -146,12 +157,16 @@ async fn f31_another_member_behind_the_same_address_is_as_good() {
     until("a renewal", async || lease.safe_until() > before).await;
     assert_eq!(lease.state(), LeaseState::Held);
     assert_eq!(lease.release().await.expect("an answer"), Released::Released);
+    leaves_nothing(&group.servers()[2], [far]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f111_connections_reset_at_the_release_do_not_hold_up_the_next() {
+async fn f111_connections_reset_at_the_release_hold_up_the_next_for_one_heartbeat_at_most() {
     let server = server().await;
-    let (proxy, far, near) = apart(&server).await;
+    let proxy = Proxy::start(server.address()).await.expect("a proxy");
+    let far = format!("zk://{}", proxy.address());
+    let (far, seen) = Renewals::of(&far).await.expect("a connection");
+    let near = client(server.url()).await;
     for round in 0..10 {
         let name = format!("reset:{round}");
         let lease = near.mutex(&name).ttl(LONG).lock().await.expect("free");
@@ -160,8 +175,13 @@ async fn f111_connections_reset_at_the_release_do_not_hold_up_the_next() {
         let release = tokio::spawn(lease.release());
         proxy.reset_all();
         soon("an answer", release).await.expect("no panic").expect("an answer");
+        let before = seen.answered();
         assert!(waiter.granted().await.is_held());
+        // One may have been under way at the release.
+        let beats = seen.answered() - before;
+        assert!(beats <= 2, "granted after {beats} heartbeats");
     }
+    leaves_nothing(&server, [far, near]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -185,6 +205,7 @@ async fn f117_order_is_kept_over_reset_connections() {
         proxy.reset_all();
         soon("an answer", lease.release()).await.expect("one");
     }
+    leaves_nothing(&server, [far, near]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -199,6 +220,7 @@ async fn f89_f110_departure_that_is_not_told_is_found_although_nothing_broke() {
     until("a reply to be lost", async || proxy.traffic().replies_lost == 1).await;
     lease.release().await.expect("an answer");
     assert!(waiter.granted().await.is_held());
+    leaves_nothing(&server, [far, near]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -219,4 +241,24 @@ async fn f06_connections_reset_again_and_again_lose_nothing() {
     .await;
     assert!(near.mutex("reset").try_lock().await.expect("an answer").is_none());
     assert_eq!(soon("an answer", lease.release()).await.expect("one"), Released::Released);
+    leaves_nothing(&server, [far, near]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn watcher_whose_connection_broke_is_told_that_it_missed_something() {
+    let server = server().await;
+    let (proxy, far, near) = apart(&server).await;
+    let mut events = far.watch(&Query::all()).await.expect("a watch");
+    let lease = near.mutex("watched").ttl(LONG).lock().await.expect("free");
+    let first = soon("an event", events.next()).await.expect("one").expect("an event");
+    assert_eq!(first.kind, EventKind::Granted);
+    proxy.block(Direction::Both);
+    // All that there was to see is gone when it looks again.
+    lease.release().await.expect("an answer");
+    proxy.reset_all();
+    proxy.pass().await.expect("it passes");
+    let next = soon("an event", events.next()).await.expect("one").expect("an event");
+    assert!(matches!(next.kind, EventKind::Missed(_) | EventKind::Released), "{next:?}");
+    drop(events);
+    leaves_nothing(&server, [far, near]).await;
 }

@@ -1,12 +1,10 @@
 //! Notices of long waits: where they are, and that none stays behind.
 
-use std::time::Duration;
-
-use leasehold::claim::{Claim, ClaimKey, Holder, Mode, Note, Standing, Token, Ttl};
+use leasehold::claim::{Claim, Holder, Standing, Ttl};
 use leasehold::engine::{Engine, Notice, Query, Wait};
 use leasehold::zookeeper::ZooKeeper;
 use leasehold::{Name, connect};
-use leasehold_testkit::Server;
+use leasehold_testkit::{Server, bare};
 
 use super::support::*;
 
@@ -40,6 +38,8 @@ async fn notice_is_in_no_line_and_is_gone_once_its_client_is_closed() {
     engine.close().await.expect("an answer");
     assert_eq!(notices(&server), [""; 0]);
     assert!(other.waits_of(holder.id()).await.expect("an answer").is_empty());
+    close([&other]).await;
+    leaves_nothing(&server, []).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -47,15 +47,7 @@ async fn notice_does_not_stay_with_a_session_that_is_left_to_a_detached_lease() 
     let server = server().await;
     let engine = ZooKeeper::open(server.url()).await.expect("a connection");
     // On the session that the store was opened with, which is also the one that tells of waits.
-    let claim = Claim {
-        key: ClaimKey { name: name("kept"), token: Token::random() },
-        mode: Mode::Exclusive,
-        holder: Holder::fresh(),
-        note: Note::default(),
-        ttl: Ttl::DEFAULT.get(),
-        patience: Duration::from_secs(10),
-        join: false,
-    };
+    let claim = Claim { ttl: Ttl::DEFAULT.get(), join: false, ..bare::claim("kept") };
     assert!(matches!(engine.claim(&claim).await, Ok(Standing::Held { .. })));
     engine.announce(&notice(&claim.holder)).await.expect("an answer");
     assert_eq!(notices(&server).len(), 1);
@@ -64,4 +56,5 @@ async fn notice_does_not_stay_with_a_session_that_is_left_to_a_detached_lease() 
     assert!(!claims(&server).is_empty(), "the lease is held on");
     let other = connect(server.url()).await.expect("a connection");
     other.force_release("kept", "the test is over").await.expect("an answer");
+    leaves_nothing(&server, [other]).await;
 }

@@ -84,12 +84,15 @@ async fn f129_restored_data_gives_old_fences_until_its_epoch_is_bumped() {
         last = turn(&lived, fresh).await.expect("above all it was told");
         assert!(last >= from);
         drop(guard.enter("account", last).await.expect("the newest"));
+        soon("the close", admin.close()).await.expect("an answer");
     }
     // Bumped before anybody asks: the record is written as often as the one that was known.
     restore(&server).await;
-    client(server.url()).await.bump_epoch(None).await.expect("bumped");
+    let admin = client(server.url()).await;
+    admin.bump_epoch(None).await.expect("bumped");
     let next = turn(&lived, Duration::from_secs(80)).await.expect("above all it was told");
     assert!(next > last);
+    leaves_nothing(&server, [lived, admin]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -111,4 +114,5 @@ async fn f129_session_that_is_never_let_in_again_is_given_up_and_the_restore_not
     let admin = client(server.url()).await;
     admin.bump_epoch(None).await.expect("bumped");
     turn(&lived, ttl).await.expect("above all it was told");
+    leaves_nothing(&server, [lived, admin]).await;
 }

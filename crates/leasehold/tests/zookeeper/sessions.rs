@@ -49,6 +49,7 @@ async fn lost_before_the_session_ends(server: Server, ttl: Duration) {
     assert!(claims(&server).iter().all(|node| !old.contains(node)));
     assert!(near.mutex("ended").try_lock().await.expect("an answer").is_none());
     assert_eq!(again.release().await.expect("an answer"), Released::Released);
+    leaves_nothing(&server, [far, near]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -67,6 +68,7 @@ async fn waiter_whose_session_ended_takes_a_new_place_and_is_granted() {
     assert!(waiter.is_waiting());
     lease.release().await.expect("an answer");
     assert!(waiter.granted().await.is_held());
+    leaves_nothing(&server, [far, near]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -84,6 +86,54 @@ async fn closed_client_leaves_nothing_and_a_detached_lease_stays_until_its_sessi
     let other = connect(server.url()).await.expect("a connection");
     assert!(other.check(&handle).await.expect("an answer").is_some());
     until_empty(&server).await;
+    leaves_nothing(&server, [other]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn client_that_is_dropped_and_not_closed_ends_its_sessions() {
+    let server = server().await;
+    let client = connect(server.url()).await.expect("a connection");
+    let lease = client.mutex("dropped").ttl(LONG).lock().await.expect("free");
+    // A renewal leaves a word of the session in the store.
+    lease.extend(LONG).await.expect("an answer");
+    lease.release().await.expect("an answer");
+    assert_ne!(counted(&server, "zk_global_sessions"), 0);
+    drop(client);
+    until("the end of all sessions", async || counted(&server, "zk_global_sessions") == 0).await;
+    leaves_nothing(&server, []).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn all_that_tells_of_a_detached_lease_goes_with_it_whoever_ends_it() {
+    let server = server().await;
+    let other = client(server.url()).await;
+    for evicts in [false, true] {
+        let first = client(server.url()).await;
+        let lease = first.mutex("left").ttl(LONG).lock().await.expect("free");
+        lease.extend(LONG).await.expect("an answer");
+        lease.set_note("left").await.expect("an answer");
+        let handle = lease.detach().await.expect("a handle");
+        soon("the close", first.close()).await.expect("an answer");
+        match evicts {
+            true => drop(other.force_release("left", "a test").await.expect("an answer")),
+            false => drop(other.release(&handle).await.expect("an answer")),
+        }
+        leaves_nothing(&server, []).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_somebody_with_a_handle_said_of_a_lease_goes_with_it() {
+    let server = server().await;
+    let [one, two] = [client(server.url()).await, client(server.url()).await];
+    let lease = one.mutex("said").ttl(LONG).lock().await.expect("free");
+    let taken_up = two.adopt(&lease.handle()).await.expect("it is held");
+    taken_up.set_note("by a handle").await.expect("an answer");
+    taken_up.extend(LONG * 2).await.expect("an answer");
+    drop(taken_up.detach().await.expect("a handle"));
+    assert_eq!(soon("an answer", lease.release()).await.expect("one"), Released::Released);
+    assert_eq!(claims(&server), [""; 0]);
+    leaves_nothing(&server, [one, two]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -109,6 +159,7 @@ async fn lease_whose_client_is_gone_is_kept_by_its_handle_for_longer_than_its_se
     assert!(other.mutex("kept").ttl(LONG).try_lock().await.expect("an answer").is_none());
     assert_eq!(lease.release().await.expect("an answer"), Released::Released);
     until_empty(&server).await;
+    leaves_nothing(&server, [other]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -131,6 +182,46 @@ async fn adopted_lease_outlives_the_ttl_that_its_living_first_client_counts() {
     until("the end of its ttl", async || two.show("kept").await.expect("an answer").is_none())
         .await;
     assert_eq!(beside.release().await.expect("an answer"), Released::Released);
+    leaves_nothing(&server, [one, two]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn client_has_eight_sessions_at_most_and_the_longest_is_long_enough_for_whoever_shares_it() {
+    let server = Zookeeper::new().setting("maxSessionTimeout", "600000").start().await;
+    let server = server.expect("a server");
+    let client = client(server.url()).await;
+    let mut leases = Vec::new();
+    for seconds in [1, 2, 3, 4, 6, 8, 12, 300, 16, 200] {
+        let mutex = client.mutex(format!("ttl:{seconds}")).ttl(Duration::from_secs(seconds));
+        leases.push(mutex.lock().await.expect("free"));
+    }
+    assert_eq!(counted(&server, "zk_global_sessions"), 8);
+    assert!(leases[7].time_left() > Duration::from_secs(250), "{:?}", leases[7].time_left());
+    assert!(leases.iter().all(leasehold::Lease::is_held));
+    for lease in leases {
+        assert_eq!(lease.release().await.expect("an answer"), Released::Released);
+    }
+    leaves_nothing(&server, [client]).await;
+}
+
+/// Far away is further than a client waits before it takes its session back the first time.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn handle_is_good_far_away_although_the_client_that_made_the_lease_lives() {
+    let server = server().await;
+    let proxy = Proxy::start(server.address()).await.expect("a proxy");
+    let far = client(&format!("zk://{}", proxy.address())).await;
+    let near = client(server.url()).await;
+    let beside = near.mutex("beside").ttl(LONG).lock().await.expect("free");
+    let lease = near.mutex("far").ttl(LONG).lock().await.expect("free");
+    proxy.delay(Direction::Both, Duration::from_millis(60));
+    let taken_up = soon("an answer", far.adopt(&lease.handle())).await.expect("it is held");
+    assert_eq!(taken_up.fence(), lease.fence());
+    soon("an answer", taken_up.set_note("from afar")).await.expect("it is held");
+    soon("an answer", taken_up.extend(LONG)).await.expect("it is held");
+    assert_eq!(soon("an answer", taken_up.release()).await.expect("one"), Released::Released);
+    assert_ne!(beside.state(), LeaseState::Lost, "the visits took its session");
+    assert_eq!(beside.release().await.expect("an answer"), Released::Released);
+    leaves_nothing(&server, [far, near]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -151,6 +242,24 @@ async fn ttl_beyond_the_longest_session_lasts_as_long_as_that_proves_and_is_rene
     // Patience is longer than what the session proves, so it confirms what it heard.
     let next = waiter.granted().await;
     assert!(next.time_left() <= Duration::from_secs(3), "{:?}", next.time_left());
+    leaves_nothing(&server, [client]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f98_ttl_below_the_shortest_session_is_what_the_holder_goes_by() {
+    let server = Zookeeper::new().setting("minSessionTimeout", "6000").start().await;
+    let server = server.expect("a server");
+    let [one, two] = [client(server.url()).await, client(server.url()).await];
+    let ttl = Duration::from_millis(1_500);
+    let mutex = one.mutex("brief").ttl(ttl).renew(false);
+    let lease = mutex.lock().await.expect("free");
+    assert!(lease.time_left() <= ttl, "{:?}", lease.time_left());
+    let mut waiter = Waiter::start(two.claim("brief").ttl(LONG));
+    assert_eq!(soon("the loss", lease.lost()).await, LostCause::Expired);
+    let next = waiter.granted().await;
+    assert!(next.fence() > lease.fence());
+    assert_eq!(next.release().await.expect("an answer"), Released::Released);
+    leaves_nothing(&server, [one, two]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -170,4 +279,5 @@ async fn lines_that_nobody_uses_are_removed_by_the_servers() {
     // One that was removed is made anew.
     let mutex = client.mutex("once:7");
     mutex.lock().await.expect("free").release().await.expect("an answer");
+    leaves_nothing(&server, [client]).await;
 }

@@ -4,7 +4,10 @@ use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
+use leasehold::engine::Engine as _;
+use leasehold::zookeeper::ZooKeeper;
 use leasehold::{Client, Lease, Request, connect};
+use leasehold_testkit::servers::{litter, znodes};
 use leasehold_testkit::{Group, Server, Zookeeper};
 use tokio::task::JoinHandle;
 
@@ -12,6 +15,9 @@ pub(crate) use leasehold_testkit::waiting::{EVENT_MAX, soon, until, until_waitin
 
 /// Far beyond every test, so that what is left behind is seen.
 pub(crate) const LONG: Duration = Duration::from_secs(300);
+
+/// Where a store is whose url has no path.
+const ROOT: &str = "/locks";
 
 pub(crate) async fn server() -> Server {
     Zookeeper::new().start().await.expect("a server")
@@ -70,6 +76,53 @@ pub(crate) fn claims(server: &Server) -> Vec<String> {
 /// Waits until no claim is left.
 pub(crate) async fn until_empty(server: &Server) {
     until("an empty store", async || claims(server).is_empty()).await;
+}
+
+/// Closes clients, and sees that nothing of them stays: all nodes are read, whatever they are.
+pub(crate) async fn leaves_nothing(server: &Server, clients: impl IntoIterator<Item = Client>) {
+    leaves_nothing_at(server, (ROOT, None), clients).await;
+}
+
+/// The same of a store elsewhere, and with the `USER:PASSWORD` that its nodes belong to.
+pub(crate) async fn leaves_nothing_at(
+    server: &Server,
+    (root, login): (&str, Option<&str>),
+    clients: impl IntoIterator<Item = Client>,
+) {
+    for client in clients {
+        soon("the close", client.close()).await.expect("an answer");
+    }
+    let mut left = None;
+    let emptied = tokio::time::timeout(EVENT_MAX, async {
+        loop {
+            // A server that lost its leader answers when it has another.
+            let nodes = znodes(server.plain_address(), "/", login).await;
+            let litter = nodes.map(|nodes| {
+                let mut litter = litter(&nodes, root);
+                litter.retain(|node| !is_the_servers(&node.path));
+                litter
+            });
+            if litter.as_ref().is_ok_and(Vec::is_empty) {
+                return;
+            }
+            left = Some(litter);
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    })
+    .await;
+    assert!(emptied.is_ok(), "left behind: {left:?}");
+}
+
+/// Whether a node is there before any store is.
+fn is_the_servers(path: &str) -> bool {
+    path == "/" || path == "/zookeeper" || path.starts_with("/zookeeper/")
+}
+
+/// Closes engines that are used without a client.
+pub(crate) async fn close<'a>(engines: impl IntoIterator<Item = &'a ZooKeeper>) {
+    for engine in engines {
+        soon("the close", engine.close()).await.expect("an answer");
+    }
 }
 
 /// A claim that waits in a task of its own.

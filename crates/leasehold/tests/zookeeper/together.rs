@@ -88,6 +88,7 @@ async fn locks_of_many_tasks_are_fewer_requests_than_two_each_and_fences_rise_by
     let alone = (2 * CROWD * ROUNDS) as u64;
     assert!(requests < alone / 2, "{requests} requests, {alone} by themselves");
     assert!(claims(&server).is_empty());
+    leaves_nothing(&server, [client]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -116,6 +117,7 @@ async fn many_tasks_that_want_few_names_never_hold_one_together() {
         soon("all turns of a task", task).await.expect("no panic");
     }
     until_empty(&server).await;
+    leaves_nothing(&server, clients).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -140,6 +142,7 @@ async fn tasks_that_are_aborted_at_any_moment_leave_nothing() {
     }
     until_empty(&server).await;
     release_all(lock_all(&client).await).await;
+    leaves_nothing(&server, [client]).await;
 }
 
 /// The number of a server's last transaction.
@@ -179,6 +182,7 @@ async fn what_is_given_up_while_it_is_kept_is_never_sent() {
     assert_eq!(last_transaction(&server) - before, 2 * FIRST as u64, "others were sent");
     assert_eq!(release_all(lock_all(&far).await).await, vec![Released::Released; CROWD]);
     until_empty(&server).await;
+    leaves_nothing(&server, [far]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -200,6 +204,7 @@ async fn lost_answers_are_found_again_by_each_and_nothing_is_made_twice() {
         release_all(leases).await;
         until_empty(&server).await;
     }
+    leaves_nothing(&server, [far]).await;
 }
 
 /// Removes a node, as an administrator would.
@@ -232,6 +237,7 @@ async fn one_whose_line_was_removed_meanwhile_is_no_matter_to_the_others() {
         assert_eq!(release_all(leases).await, vec![Released::Released; CROWD]);
     }
     assert!(claims(&server).is_empty());
+    leaves_nothing(&server, [client]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -246,6 +252,7 @@ async fn one_that_was_evicted_meanwhile_is_no_matter_to_the_others() {
     assert_eq!(released[..CROWD - 1], vec![Released::Released; CROWD - 1]);
     assert_ne!(released[CROWD - 1], Released::Released);
     assert!(claims(&server).is_empty());
+    leaves_nothing(&server, [client, admin]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -265,6 +272,7 @@ async fn a_bump_of_the_epoch_meanwhile_makes_all_of_them_ask_again() {
         release_all(leases).await;
     }
     assert!(claims(&server).is_empty());
+    leaves_nothing(&server, [client, admin]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -273,6 +281,7 @@ async fn a_crowd_goes_on_while_connections_are_reset() {
     let (proxy, far) = far_from(&server).await;
     goes_on(&far, async |_| proxy.reset_all()).await;
     until_empty(&server).await;
+    leaves_nothing(&server, [far]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -289,6 +298,8 @@ async fn a_crowd_goes_on_when_a_member_is_killed() {
     .await;
     let alive = || group.servers().iter().filter(|server| says(server.address(), "srvr").is_some());
     until("an empty store", async || alive().all(|server| claims(server).is_empty())).await;
+    let server = alive().next().expect("two are left");
+    leaves_nothing(server, [client]).await;
 }
 
 /// Each of a crowd takes its name again and again, while something is done about every few turns.

@@ -1,0 +1,199 @@
+//! What somebody with the handle of one lease does to the session that others count on.
+
+use std::time::Duration;
+
+use leasehold::{LeaseState, Released};
+use leasehold_testkit::{Direction, Proxy, Server, Zookeeper};
+
+use super::support::*;
+
+const BRIEF: Duration = Duration::from_secs(1);
+/// Many times as long as what is brief, and short enough to be waited for.
+const LONGER: Duration = Duration::from_secs(8);
+
+/// Allows sessions as brief as those here.
+async fn server() -> Server {
+    let server = Zookeeper::new().setting("tickTime", "500").setting("minSessionTimeout", "1000");
+    server.setting("maxSessionTimeout", "600000").start().await.expect("a server")
+}
+
+fn has_claim(server: &Server, name: &str) -> bool {
+    claims(server).iter().any(|node| node.contains(&format!("/{name}/")))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn lease_that_was_left_outlives_another_of_its_client_that_is_kept_briefly() {
+    let server = server().await;
+    let first = client(server.url()).await;
+    let left = async |name| {
+        let lease = first.mutex(name).ttl(LONG).lock().await.expect("free");
+        lease.detach().await.expect("a handle")
+    };
+    let (brief, stays) = (left("brief").await, left("stays").await);
+    soon("the close", first.close()).await.expect("an answer");
+    let other = client(server.url()).await;
+    let kept = other.adopt_with(&brief, BRIEF).await.expect("it is held");
+    drop(kept.detach().await.expect("a handle"));
+    // A claim that is made now is on a session of that length, and ends in time to tell.
+    let clock = client(server.url()).await;
+    let ticks = clock.mutex("clock").ttl(BRIEF * 2).lock().await.expect("free");
+    drop(ticks.detach().await.expect("a handle"));
+    soon("the close", clock.close()).await.expect("an answer");
+    until("the end of what is as brief", async || !has_claim(&server, "clock")).await;
+    assert!(has_claim(&server, "stays"), "it ended with the other");
+    assert!(other.check(&stays).await.expect("an answer").is_some());
+    for handle in [brief, stays] {
+        other.release(&handle).await.expect("an answer");
+    }
+    leaves_nothing(&server, [other]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn lease_that_was_left_alone_ends_as_soon_as_whoever_kept_it_last_said() {
+    let server = server().await;
+    let first = client(server.url()).await;
+    let lease = first.mutex("alone").ttl(LONG).lock().await.expect("free");
+    let beside = first.mutex("beside").ttl(LONG).lock().await.expect("free");
+    let handle = lease.detach().await.expect("a handle");
+    beside.release().await.expect("an answer");
+    soon("the close", first.close()).await.expect("an answer");
+    let other = client(server.url()).await;
+    let kept = other.adopt_with(&handle, BRIEF).await.expect("it is held");
+    assert!(kept.is_held());
+    drop(kept.detach().await.expect("a handle"));
+    until("its end", async || !has_claim(&server, "alone")).await;
+    leaves_nothing(&server, [other]).await;
+}
+
+/// The client that holds both is cut off at the very moment at which somebody keeps one of them
+/// for less: it goes on to believe in the other for as long as it knew.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn holder_that_is_cut_off_is_lost_before_the_next_although_its_session_was_taken_up_briefly()
+{
+    let server = server().await;
+    let proxy = Proxy::start(server.address()).await.expect("a proxy");
+    let far = client(&format!("zk://{}", proxy.address())).await;
+    let [visitor, next] = [client(server.url()).await, client(server.url()).await];
+    let visited = far.mutex("visited").ttl(LONGER).lock().await.expect("free");
+    let lease = far.mutex("believed").ttl(LONGER).lock().await.expect("free");
+    let handle = visited.handle();
+    let mut waiter = Waiter::start(next.claim("believed").ttl(LONG));
+    until_waiting(&next, "believed", 1).await;
+    proxy.block(Direction::Both);
+    let kept = visitor.adopt_with(&handle, BRIEF).await.expect("it is held");
+    drop(kept.detach().await.expect("a handle"));
+    let granted = waiter.granted().await;
+    assert_eq!(lease.state(), LeaseState::Lost, "two believe that they hold it");
+    assert!(granted.fence() > lease.fence());
+    assert_eq!(granted.release().await.expect("an answer"), Released::Released);
+    proxy.pass().await.expect("it passes");
+    leaves_nothing(&server, [far, visitor, next]).await;
+}
+
+/// The same, where the session grew since the claim that is kept for less was made.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn holder_counts_on_what_its_session_was_stretched_to() {
+    let server = server().await;
+    let proxy = Proxy::start(server.address()).await.expect("a proxy");
+    let far = client(&format!("zk://{}", proxy.address())).await;
+    let [visitor, next] = [client(server.url()).await, client(server.url()).await];
+    let visited = far.mutex("visited").ttl(BRIEF).lock().await.expect("free");
+    let lease = far.mutex("believed").ttl(BRIEF).lock().await.expect("free");
+    lease.extend(LONGER).await.expect("it is held");
+    let mut waiter = Waiter::start(next.claim("believed").ttl(LONG));
+    until_waiting(&next, "believed", 1).await;
+    let handle = visited.handle();
+    proxy.block(Direction::Both);
+    let kept = visitor.adopt_with(&handle, BRIEF).await.expect("it is held");
+    drop(kept.detach().await.expect("a handle"));
+    let granted = waiter.granted().await;
+    assert_eq!(lease.state(), LeaseState::Lost, "two believe that they hold it");
+    assert_eq!(granted.release().await.expect("an answer"), Released::Released);
+    proxy.pass().await.expect("it passes");
+    leaves_nothing(&server, [far, visitor, next]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_tells_of_a_session_goes_with_the_last_lease_that_was_left_on_it() {
+    let server = server().await;
+    let other = client(server.url()).await;
+    for evicts in [false, true] {
+        let first = client(server.url()).await;
+        let mut handles = Vec::new();
+        for name in ["one", "two", "three"] {
+            let lease = first.mutex(name).ttl(LONG).lock().await.expect("free");
+            lease.extend(LONG).await.expect("an answer");
+            handles.push(lease.detach().await.expect("a handle"));
+        }
+        soon("the close", first.close()).await.expect("an answer");
+        for handle in handles {
+            match evicts {
+                true => {
+                    drop(other.force_release(handle.name(), "a test").await.expect("an answer"))
+                }
+                false => drop(other.release(&handle).await.expect("an answer")),
+            }
+        }
+        leaves_nothing(&server, []).await;
+    }
+    leaves_nothing(&server, [other]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn session_whose_last_lease_others_gave_back_ends_with_its_client() {
+    let server = server().await;
+    let [first, other] = [client(server.url()).await, client(server.url()).await];
+    let before = counted(&server, "zk_global_sessions");
+    let lease = first.mutex("given back").ttl(LONG).lock().await.expect("free");
+    let handle = lease.detach().await.expect("a handle");
+    assert_eq!(other.release(&handle).await.expect("an answer"), Released::Released);
+    soon("the close", first.close()).await.expect("an answer");
+    until("its end", async || counted(&server, "zk_global_sessions") < before).await;
+    leaves_nothing(&server, [other]).await;
+}
+
+/// Servers that heard of the session before, or a new leader, may know it as it was at first.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whoever_keeps_a_lease_that_was_left_counts_on_no_more_than_its_first_session() {
+    let server = server().await;
+    let first = client(server.url()).await;
+    let lease = first.mutex("left").ttl(BRIEF * 2).lock().await.expect("free");
+    let handle = lease.detach().await.expect("a handle");
+    soon("the close", first.close()).await.expect("an answer");
+    let other = client(server.url()).await;
+    let kept = other.adopt_with(&handle, LONG).await.expect("it is held");
+    assert!(kept.time_left() <= BRIEF * 4, "{:?}", kept.time_left());
+    let begun = kept.safe_until();
+    until("renewals", async || {
+        assert_ne!(kept.state(), LeaseState::Lost);
+        kept.safe_until().since(begun) > BRIEF * 4
+    })
+    .await;
+    assert_eq!(kept.release().await.expect("an answer"), Released::Released);
+    leaves_nothing(&server, [other]).await;
+}
+
+/// What tells that a session grew is not taken away with a lease that its client has not counted
+/// yet.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn session_that_grew_is_known_to_have_grown_after_a_lease_on_it_was_given_back_by_others() {
+    let server = server().await;
+    let proxy = Proxy::start(server.address()).await.expect("a proxy");
+    let far = client(&format!("zk://{}", proxy.address())).await;
+    let [visitor, next] = [client(server.url()).await, client(server.url()).await];
+    let lease = far.mutex("believed").ttl(BRIEF).lock().await.expect("free");
+    lease.extend(LONGER).await.expect("it is held");
+    let beside = far.mutex("beside").ttl(BRIEF).renew(false).lock().await.expect("free");
+    assert_eq!(visitor.release(&beside.handle()).await.expect("an answer"), Released::Released);
+    let mut waiter = Waiter::start(next.claim("believed").ttl(LONG));
+    until_waiting(&next, "believed", 1).await;
+    let handle = lease.handle();
+    proxy.block(Direction::Both);
+    let kept = visitor.adopt_with(&handle, BRIEF).await.expect("it is held");
+    drop(kept.detach().await.expect("a handle"));
+    let granted = waiter.granted().await;
+    assert_eq!(lease.state(), LeaseState::Lost, "two believe that they hold it");
+    assert_eq!(granted.release().await.expect("an answer"), Released::Released);
+    proxy.pass().await.expect("it passes");
+    leaves_nothing(&server, [far, visitor, next]).await;
+}
