@@ -41,6 +41,9 @@ pub(super) struct State {
     retry_at: Vec<Option<Moment>>,
     /// An error of a node that asking again does not help against.
     hard: Option<Error>,
+    /// How many requests to let the claim in each node did not answer. They may be carried out
+    /// at any later time.
+    adrift: Vec<u32>,
 }
 
 /// One attempt.
@@ -93,6 +96,17 @@ impl Attempt {
         self.state().phase
     }
 
+    /// How many requests to let the claim in may be carried out later, at one node.
+    pub(super) fn adrift(&self, node: usize) -> u32 {
+        let state = self.state();
+        state.adrift[node] + u32::from(state.ballot.under_way(node) == Some(Order::Ask))
+    }
+
+    /// A request to let the claim in was not answered.
+    pub(super) fn set_adrift(&self, node: usize) {
+        self.state().adrift[node] += 1;
+    }
+
     /// When to ask again although no bell rang: when a majority would have let the claim in.
     pub(super) fn retry_in(&self, now: Moment) -> Duration {
         let state = self.state();
@@ -114,6 +128,7 @@ impl State {
             promised_until: Moment::from_nanos(0),
             retry_at: vec![None; terms.nodes],
             hard: None,
+            adrift: vec![0; terms.nodes],
         })
     }
 
@@ -265,11 +280,17 @@ impl Inner {
             sent = SystemClock.now();
             reply = self.send(&attempt, node, order, hint).await;
         }
+        let is_answered = reply.is_ok();
         let came_late = self.tell(&attempt, claim, (node, order, sent), reply);
         self.advance(&attempt);
+        if is_answered {
+            self.answers(node);
+        }
         if came_late {
             // The order to leave may have arrived before this one did.
-            self.leave_at(node, attempt.key.clone(), hint).await;
+            self.leave_at(node, attempt, hint).await;
+        } else if is_answered && attempt.phase() == Phase::Over {
+            self.stays_out(node, &attempt);
         }
     }
 
@@ -292,6 +313,9 @@ impl Inner {
             }
             Err(error) => {
                 let cause = cause(&error);
+                if order == Order::Ask && matches!(error, Error::Unreachable { .. }) {
+                    state.adrift[node] += 1;
+                }
                 if !error.is_transient() {
                     state.hard = Some(error);
                 }
@@ -325,9 +349,11 @@ impl Inner {
         }
     }
 
-    async fn leave_at(&self, node: usize, key: ClaimKey, hint: u64) {
-        if let Err(error) = self.leave(node, &[key], hint).await {
-            tracing::debug!(%error, "a claim that came late was not taken back; its ttl will");
+    /// An attempt that is over leaves one node.
+    pub(super) async fn leave_at(self: &Arc<Self>, node: usize, attempt: Arc<Attempt>, hint: u64) {
+        let key = attempt.key.clone();
+        if let Err(error) = self.leave(node, (&[key], &[Some(attempt)]), hint).await {
+            tracing::debug!(%error, "a claim was not taken back at a node that is told later");
         }
     }
 
@@ -337,8 +363,8 @@ impl Inner {
         self.strike(attempt);
         let hint = self.hint(SystemClock.now(), 0);
         for node in 0..self.nodes.len() {
-            let (inner, key) = (Arc::clone(self), attempt.key.clone());
-            tokio::spawn(async move { inner.leave_at(node, key, hint).await });
+            let (inner, attempt) = (Arc::clone(self), Arc::clone(attempt));
+            tokio::spawn(async move { inner.leave_at(node, attempt, hint).await });
         }
     }
 

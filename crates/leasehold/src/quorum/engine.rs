@@ -16,6 +16,7 @@ use super::attempt::{Attempt, Phase, SILENT};
 use super::ballot::{Step, majority};
 use super::cause::Cause;
 use super::clocks::NodeClocks;
+use super::leaving::Debt;
 use super::probation::Watches;
 use crate::claim::{
     Amended, Amendment, Claim, ClaimKey, Holder, HolderId, Mode, Released, Renewal, Standing,
@@ -59,6 +60,16 @@ pub(super) struct Inner {
     /// The attempts of this client's claims, by what their owners call them.
     attempts: Mutex<HashMap<ClaimKey, Arc<Attempt>>>,
     pub(super) watches: Mutex<Watches>,
+    /// What each node was told and did not answer, and has to be told again.
+    pub(super) debts: Vec<Arc<Debt>>,
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        for debt in &self.debts {
+            debt.close();
+        }
+    }
 }
 
 const CAN: Capabilities = Capabilities {
@@ -96,6 +107,7 @@ impl Quorum {
             concern_watch: ConcernWatch::default(),
             attempts: Mutex::default(),
             watches: Mutex::new(Watches::new(nodes.len())),
+            debts: nodes.iter().map(|_| Arc::default()).collect(),
             nodes,
         };
         inner.info.store_id = inner.greet().await?;
@@ -147,22 +159,6 @@ impl Inner {
                 let store = self.nodes[node].address().to_owned();
                 Err(Error::Unreachable { store, cause: SILENT.into() })
             }
-        }
-    }
-
-    /// Takes claims out of the lines of one node. Sent again if the connection turns out to be
-    /// broken, which it may have been for long: leaving twice is leaving once.
-    pub(super) async fn leave(
-        &self,
-        node: usize,
-        keys: &[ClaimKey],
-        hint: u64,
-    ) -> Result<Vec<Released>> {
-        match self.in_time(node, self.nodes[node].leave(keys, hint)).await {
-            Err(Error::Unreachable { cause, .. }) if cause != SILENT => {
-                self.in_time(node, self.nodes[node].leave(keys, hint)).await
-            }
-            answer => answer,
         }
     }
 
@@ -438,6 +434,9 @@ impl Engine for Quorum {
     }
 
     async fn close(&self) -> Result<()> {
+        for debt in &self.inner.debts {
+            debt.close();
+        }
         for node in &self.inner.nodes {
             node.close();
         }

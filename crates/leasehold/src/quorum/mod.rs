@@ -11,6 +11,7 @@
 //! | [`clocks`] | what to suggest as a vote, and where to stand in line |
 //! | [`cause`] | why a node did not help |
 //! | `engine`, `attempt`, `round` | the verbs: who is asked, in which order, on which task |
+//! | `leaving`, `owed` | what a node did not answer is said again when it does |
 //! | `probation` | when a node that forgot may vote again |
 //! | `survey` | what the nodes' lines look like together |
 //!
@@ -21,7 +22,9 @@ pub mod ballot;
 pub mod cause;
 pub mod clocks;
 mod engine;
+mod leaving;
 pub mod node_line;
+mod owed;
 mod probation;
 mod round;
 mod survey;

@@ -88,8 +88,10 @@ impl Inner {
     pub(super) async fn release(self: &Arc<Self>, keys: &[ClaimKey]) -> Result<Vec<Released>> {
         let mut known = 0;
         let mut sent = Vec::with_capacity(keys.len());
+        let mut attempts = Vec::with_capacity(keys.len());
         for key in keys {
-            match self.attempt(key) {
+            let attempt = self.attempt(key);
+            match &attempt {
                 Some(attempt) => {
                     let mut state = attempt.state();
                     if let Phase::Held { fence, .. } = state.phase {
@@ -97,27 +99,28 @@ impl Inner {
                     }
                     state.phase = Phase::Over;
                     drop(state);
-                    self.strike(&attempt);
+                    self.strike(attempt);
                     sent.push(attempt.key.clone());
                 }
                 None => sent.push(key.clone()),
             }
+            attempts.push(attempt);
         }
         let hint = self.hint(SystemClock.now(), known);
         let (answer, answered) = oneshot::channel();
-        tokio::spawn(Arc::clone(self).release_all(sent, hint, answer));
+        tokio::spawn(Arc::clone(self).release_all((sent, attempts), hint, answer));
         answered.await.unwrap_or(Err(Error::Closed))
     }
 
     async fn release_all(
         self: Arc<Self>,
-        keys: Vec<ClaimKey>,
+        (keys, attempts): (Vec<ClaimKey>, Vec<Option<Arc<Attempt>>>),
         hint: u64,
         answer: oneshot::Sender<Result<Vec<Released>>>,
     ) {
         let leave = |node: usize| {
-            let (inner, keys) = (&self, &keys);
-            async move { (node, inner.leave(node, keys, hint).await) }
+            let (inner, keys, attempts) = (&self, &keys, &attempts);
+            async move { (node, inner.leave(node, (keys, attempts), hint).await) }
         };
         let mut leaving: FuturesUnordered<_> = (0..self.nodes.len()).map(leave).collect();
         let mut answers: Vec<Vec<Option<Released>>> =
@@ -184,6 +187,7 @@ impl Round {
         if let Some(reply) = replies.first() {
             self.inner.read_clock(node, reply.time, sent, now);
         }
+        self.inner.answers(node);
         for (item, reply) in self.items.iter_mut().zip(replies) {
             let patience = item.renewal.patience;
             match &mut item.subject {
@@ -337,14 +341,12 @@ impl Round {
         while let Some((node, attempt, repaired)) = repairs.next().await {
             if let Err(error) = repaired {
                 tracing::debug!(%error, "a node that lost a lease was not repaired");
+                attempt.set_adrift(node);
             }
             if attempt.phase() == Phase::Over {
                 // It was given back in the meantime.
-                let key = attempt.key.clone();
                 let hint = self.inner.hint(SystemClock.now(), 0);
-                if let Err(error) = self.inner.leave(node, &[key], hint).await {
-                    tracing::debug!(%error, "a repair was not taken back; its ttl will");
-                }
+                self.inner.leave_at(node, Arc::clone(attempt), hint).await;
             }
         }
     }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::ballot::{Answer, Ballot, NODES_MAX, Order, Step, Terms, majority};
 use super::cause::Cause;
-use crate::claim::{Holder, HolderId};
+use crate::claim::{Holder, HolderId, Ttl, margin};
 use crate::clock::Moment;
 
 const START: Moment = Moment::from_nanos(1_000_000_000);
@@ -215,6 +215,17 @@ fn an_answer_later_than_the_ttl_is_no_vote() {
     let (_, step) = desk.tell(&[(0, holds(4)), (1, holds(4)), (2, holds(4))]);
     assert_eq!(step, Step::Failed);
     assert_eq!(desk.ballot.causes(), [Cause::Expired, Cause::Expired, Cause::Expired]);
+}
+
+#[test]
+fn the_shortest_ttl_leaves_a_lease_after_its_margin_and_a_quick_exchange() {
+    let margin = margin(Ttl::MIN);
+    assert!(Ttl::MIN - margin >= Duration::from_millis(97), "{margin:?}");
+    let mut desk = Desk::new(Terms { margin, ..terms(3) });
+    let kept = Answer::Holds { vote: 4, kept_until: START + Ttl::MIN };
+    desk.now = after(5);
+    let (_, step) = desk.tell(&[(0, kept.clone()), (1, kept)]);
+    assert_eq!(step, Step::Won { fence: 4, kept_until: START + Ttl::MIN });
 }
 
 #[test]

@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use redis::Value;
 use redis::aio::MultiplexedConnection;
+use redis::{FromRedisValue, Value};
 
 use crate::claim::{Claim, ClaimKey, Holder, Mode, Note, Renewal, Token, Ttl};
 use crate::clock::remote::{ClockTrouble, Reading, RemoteClock, STILL_MIN};
@@ -161,7 +161,12 @@ pub(super) async fn examine(redis: &Redis) -> Result<Vec<Finding>> {
         let about = about(&mut server, &inner.links).await?;
         findings.push(version(&about));
         findings.push(eviction(&about));
-        findings.push(persistence(&about));
+        // A user who may not ask is not made to where there is nothing to ask about.
+        let flushes = match about.number("aof_enabled") {
+            0 => None,
+            _ => flushing_question().query_async::<Value>(&mut server).await.ok(),
+        };
+        findings.push(persistence(&about, Flushes::of(flushes)));
         findings.push(replicas(&about, inner.wait_for.is_some()));
         findings.push(inner.understood(clock(&mut server).await)?);
     }
@@ -204,7 +209,46 @@ pub(super) fn eviction(about: &About) -> Finding {
     }
 }
 
-fn persistence(about: &About) -> Finding {
+/// When a server's append-only file is flushed, as far as it says.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Flushes {
+    /// There is none.
+    Nothing,
+    /// Before every answer.
+    Always,
+    /// Otherwise, in the server's own words.
+    Later(String),
+    /// The server does not tell this user.
+    Untold,
+}
+
+/// What to ask a server about its append-only file.
+pub(super) fn flushing_question() -> redis::Cmd {
+    let mut question = redis::cmd("CONFIG");
+    question.arg("GET").arg("appendonly").arg("appendfsync").arg("no-appendfsync-on-rewrite");
+    question
+}
+
+impl Flushes {
+    /// What the answer means; `None` if there was none.
+    pub(super) fn of(answer: Option<Value>) -> Self {
+        let settings: HashMap<String, String> = answer
+            .and_then(|answer| FromRedisValue::from_redis_value(answer).ok())
+            .unwrap_or_default();
+        let is = |setting: &str, value: &str| settings.get(setting).is_some_and(|is| is == value);
+        match settings.get("appendfsync") {
+            None => Self::Untold,
+            Some(_) if !is("appendonly", "yes") => Self::Nothing,
+            Some(when) if when != "always" => Self::Later(format!("appendfsync {when}")),
+            Some(_) if !is("no-appendfsync-on-rewrite", "no") => {
+                Self::Later("not while it is rewritten".into())
+            }
+            Some(_) => Self::Always,
+        }
+    }
+}
+
+fn persistence(about: &About, flushes: Flushes) -> Finding {
     if about.number("aof_enabled") == 0 {
         return finding(
             Level::Warning,
@@ -214,12 +258,23 @@ fn persistence(about: &About) -> Finding {
              `appendfsync always`, or check fences where it matters",
         );
     }
-    finding(
-        Level::Good,
-        "persistence",
-        "append-only file".into(),
-        "with `appendfsync everysec` a crash may forget the last second; `always` forgets nothing",
-    )
+    let (found, advice) = match flushes {
+        Flushes::Always => {
+            let found = "append-only file, flushed before every answer".into();
+            return finding(Level::Good, "persistence", found, "");
+        }
+        Flushes::Later(when) => (
+            format!("append-only file, {when}"),
+            "a crash may forget the latest grants: set `appendfsync always` and \
+             `no-appendfsync-on-rewrite no`, or check fences where it matters",
+        ),
+        Flushes::Nothing | Flushes::Untold => (
+            "append-only file; when it is flushed is not told".into(),
+            "with `appendfsync everysec` a crash may forget the last second, with `always` \
+             nothing; give the user `+config|get` to have it looked at",
+        ),
+    };
+    finding(Level::Warning, "persistence", found, advice)
 }
 
 fn replicas(about: &About, waits: bool) -> Finding {
@@ -337,6 +392,33 @@ async fn try_rarely_used(links: &Links, layout: &Layout, name: &Name) -> Result<
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn flushes(pairs: &[(&str, &str)]) -> Flushes {
+        let text = |text: &str| Value::BulkString(text.as_bytes().to_vec());
+        let flat = pairs.iter().flat_map(|(key, value)| [text(key), text(value)]);
+        Flushes::of(Some(Value::Array(flat.collect())))
+    }
+
+    #[test]
+    fn f51_only_a_file_that_is_flushed_before_every_answer_is_good() {
+        let about = About::parse("aof_enabled:1\r\n");
+        let all = |only, fsync, rewrite| {
+            flushes(&[
+                ("appendonly", only),
+                ("appendfsync", fsync),
+                ("no-appendfsync-on-rewrite", rewrite),
+            ])
+        };
+        let level = |flushes| persistence(&about, flushes).level;
+        assert_eq!(level(all("yes", "always", "no")), Level::Good);
+        assert_eq!(level(all("yes", "everysec", "no")), Level::Warning);
+        assert_eq!(level(all("yes", "no", "no")), Level::Warning);
+        assert_eq!(level(all("yes", "always", "yes")), Level::Warning);
+        assert_eq!(level(Flushes::of(None)), Level::Warning, "nobody knows");
+        assert_eq!(all("no", "always", "no"), Flushes::Nothing);
+        let none = About::parse("aof_enabled:0\r\n");
+        assert_eq!(persistence(&none, all("no", "always", "no")).level, Level::Warning);
+    }
 
     #[test]
     fn a_server_before_version_7_is_bad_and_refused() {

@@ -3,11 +3,11 @@
 //! A verb is one script call, atomic on the server. What the keys hold is in
 //! `scripts/quorum/line.lua`; the lock key is the plain string that other libraries respect.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use redis::{FromRedisValue, Value};
+use redis::Value;
 
 use crate::claim::{Claim, ClaimKey, Holder, Note, Released, Renewal, Token};
 use crate::engine::{Finding, Level, Query, Select, Wake};
@@ -16,7 +16,7 @@ use crate::name::Name;
 use crate::quorum::{GiveWay, Marker, Node, NodeClaim, NodeView, Passport, Reply, Seat};
 
 use super::answer::{Odd, Parts, from_hex, hex, holder};
-use super::doctor::{self, About, finding};
+use super::doctor::{self, About, Flushes, finding};
 use super::eviction::{self, Evictions};
 use super::keys::{BUCKETS, QuorumLayout};
 use super::link::Links;
@@ -112,15 +112,8 @@ impl RedisNode {
     /// Whether everything that is answered is on disk. A server that does not say counts as one
     /// that is not.
     async fn is_durable(&self) -> bool {
-        let mut question = redis::cmd("CONFIG");
-        question.arg("GET").arg("appendonly").arg("appendfsync").arg("no-appendfsync-on-rewrite");
-        let Ok(answer) = self.links.run(&question).await else { return false };
-        let settings: HashMap<String, String> =
-            FromRedisValue::from_redis_value(answer).unwrap_or_default();
-        let is = |setting: &str, value: &str| settings.get(setting).is_some_and(|is| is == value);
-        is("appendonly", "yes")
-            && is("appendfsync", "always")
-            && is("no-appendfsync-on-rewrite", "no")
+        let answer = self.links.run(&doctor::flushing_question()).await.ok();
+        Flushes::of(answer) == Flushes::Always
     }
 
     /// The first names asked for, in order.

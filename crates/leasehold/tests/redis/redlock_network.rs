@@ -7,23 +7,23 @@ use leasehold::{Client, Error, LeaseState, LostCause, Released};
 use leasehold_testkit::servers::Group;
 use leasehold_testkit::{AfterLoss, Direction, Proxy, Server};
 
-use crate::redlock::{TTL, long_url, memory_only, until_released, url};
+use crate::redlock::{TTL, counted_everywhere, long_url, memory_only, until_released, url};
 use crate::support::*;
 
 /// The script calls of this engine, once the nodes know the scripts.
-const CALL: &str = "EVALSHA";
+pub(crate) const CALL: &str = "EVALSHA";
 
 /// How long a node may take where a test waits for longer.
-const NODE_TIMEOUT: Duration = Duration::from_millis(300);
+pub(crate) const NODE_TIMEOUT: Duration = Duration::from_millis(300);
 
 /// Three nodes, each behind a proxy.
-struct Fronts {
-    group: Group,
-    proxies: Vec<Proxy>,
+pub(crate) struct Fronts {
+    pub(crate) group: Group,
+    pub(crate) proxies: Vec<Proxy>,
 }
 
 impl Fronts {
-    async fn start() -> Self {
+    pub(crate) async fn start() -> Self {
         let group = memory_only(3).await;
         let mut proxies = Vec::new();
         for server in group.servers() {
@@ -33,7 +33,7 @@ impl Fronts {
     }
 
     /// The nodes by their proxies.
-    fn url(&self, options: &str) -> String {
+    pub(crate) fn url(&self, options: &str) -> String {
         let hosts: Vec<String> =
             self.proxies.iter().map(|proxy| proxy.address().to_string()).collect();
         format!("redlock://{}?ttl_max_ms=600000&{options}", hosts.join(","))
@@ -44,14 +44,14 @@ impl Fronts {
         [&self.proxies[..1], &self.proxies[..2]]
     }
 
-    async fn pass(&self) {
+    pub(crate) async fn pass(&self) {
         for proxy in &self.proxies {
             proxy.pass().await.expect("the proxy passes");
         }
     }
 
     /// Somebody whose way to the nodes is never broken.
-    async fn bystander(&self) -> Client {
+    pub(crate) async fn bystander(&self) -> Client {
         let bystander = client(long_url(&self.group)).await;
         warm_up(&bystander).await;
         bystander
@@ -59,7 +59,7 @@ impl Fronts {
 }
 
 /// How many claims a node has let in: each writes its line's hash once.
-fn claims(server: &Server) -> u64 {
+pub(crate) fn claims(server: &Server) -> u64 {
     calls(server, "hset")
 }
 
@@ -262,4 +262,73 @@ async fn f28_connections_to_nodes_cut_when_idle_are_opened_again() {
     assert!(fronts.proxies.iter().all(|proxy| proxy.traffic().accepted > 4), "nothing was cut");
     assert_eq!(lease.release().await.expect("an answer"), Released::Released);
     assert!(waiter.granted().await.is_held());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f29_driver_of_a_node_repeats_nothing_by_itself() {
+    let fronts = Fronts::start().await;
+    let one = plain_client(fronts.url("node_timeout_ms=60000")).await;
+    warm_up(&one).await;
+    until_released(fronts.group.servers()).await;
+    let (proxy, node) = (&fronts.proxies[0], &fronts.group.servers()[0]);
+    let mut monitor = Monitor::open(node);
+    for _ in 0..5 {
+        let lost = proxy.traffic().replies_lost;
+        proxy.lose_reply_to(CALL, AfterLoss::Reset);
+        let lease = soon("a grant", one.mutex("report").ttl(LONG).lock()).await.expect("free");
+        until("the lost answer", async || proxy.traffic().replies_lost > lost).await;
+        assert_eq!(lease.release().await.expect("an answer"), Released::Released);
+        until_released(fronts.group.servers()).await;
+        let mut sent = monitor.read(node);
+        sent.retain(|line| !line.contains(" lua] ") && line.contains("\"lock:report\""));
+        // A claim has many arguments, a release two. That is sent a second time by ourselves, if
+        // the claim turned out to be unanswered only after it.
+        let (claims, releases): (Vec<String>, Vec<String>) =
+            sent.into_iter().partition(|line| line.matches("\" \"").count() > 12);
+        assert_eq!(claims.len(), 1, "{claims:?}");
+        assert!((1..=2).contains(&releases.len()), "{releases:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f31_lease_survives_a_change_of_the_addresses_of_all_nodes() {
+    let fronts = Fronts::start().await;
+    let holder = early_client(fronts.url("")).await;
+    let lease = counted_everywhere(&fronts.group, &holder).await;
+    let mut new_ways = Vec::new();
+    for (front, server) in fronts.proxies.iter().zip(fronts.group.servers()) {
+        let new_way = proxy(server).await;
+        front.set_target(new_way.address());
+        front.reset_all();
+        new_ways.push(new_way);
+    }
+    until_renewed(&lease).await;
+    assert_eq!(lease.state(), LeaseState::Held);
+    let used = |way: &Proxy| way.traffic().accepted > 0;
+    until("all new ways", async || new_ways.iter().all(used)).await;
+    assert_eq!(lease.release().await.expect("an answer"), Released::Released);
+    until_released(fronts.group.servers()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f31_lease_survives_one_address_that_leads_elsewhere_and_is_lost_with_two() {
+    let fronts = Fronts::start().await;
+    let (empty, another) = (server().await, server().await);
+    let holder = early_client(fronts.url("")).await;
+    let lease = counted_everywhere(&fronts.group, &holder).await;
+    let lead = |front: &Proxy, to: &Server| {
+        front.set_target(to.address());
+        front.reset_all();
+    };
+    lead(&fronts.proxies[0], &empty);
+    until("the repair", async || !told(&empty, &["GET", "lock:report"]).is_empty()).await;
+    until_renewed(&lease).await;
+    assert_eq!(lease.state(), LeaseState::Held);
+    // What is on probation takes no new claims.
+    let other = holder.mutex("other").ttl(TTL).lock().await.expect("two make a majority");
+    assert_eq!(told(&empty, &["EXISTS", "lock:other"]), "0");
+    assert_eq!(other.release().await.expect("an answer"), Released::Released);
+    lead(&fronts.proxies[1], &another);
+    assert_eq!(soon("the loss", lease.lost()).await, LostCause::Removed);
+    assert_eq!(told(&another, &["EXISTS", "lock:report"]), "0", "nothing is put back");
 }

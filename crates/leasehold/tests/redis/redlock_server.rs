@@ -157,3 +157,33 @@ async fn f66_majority_that_stalls_for_less_than_the_ttl_keeps_the_lease() {
     until("a certain lease", async || lease.state() != LeaseState::Uncertain).await;
     assert_eq!(lease.state(), LeaseState::Held);
 }
+
+/// Makes a server a replica of nobody who answers: it keeps what it has, and takes no writes.
+fn make_replica(server: &Server) {
+    told(server, &["REPLICAOF", "127.0.0.1", "1"]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f54_node_that_is_a_replica_holds_up_nobody_and_two_refuse() {
+    let group = memory_only(3).await;
+    let (one, two) = (early_client(long_url(&group)).await, plain_client(long_url(&group)).await);
+    let lease = counted_everywhere(&group, &one).await;
+    let replicas = &group.servers()[..2];
+    make_replica(&replicas[0]);
+    until_renewed(&lease).await;
+    assert_eq!(lease.state(), LeaseState::Held);
+    let other = two.mutex("other").ttl(TTL).lock().await.expect("two make a majority");
+    assert_eq!(told(&replicas[0], &["EXISTS", "lock:other"]), "0");
+    assert_eq!(other.release().await.expect("an answer"), Released::Released);
+    make_replica(&replicas[1]);
+    let error = two.mutex("other").ttl(TTL).try_lock().await.expect_err("no majority");
+    let Error::NoMajority { causes, .. } = &error else { panic!("{error:?}") };
+    assert!(error.is_transient() && error.to_string().contains("READONLY"), "{error}");
+    for server in replicas {
+        let address = server.address().to_string();
+        let cause = causes.iter().find(|(node, _)| *node == address).map(|(_, cause)| cause);
+        assert!(matches!(cause, Some(Cause::Unreachable { .. })), "{error:?}");
+        told(server, &["REPLICAOF", "NO", "ONE"]);
+    }
+    assert!(two.mutex("other").ttl(TTL).try_lock().await.expect("an answer").is_some());
+}

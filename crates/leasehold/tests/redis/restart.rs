@@ -43,6 +43,10 @@ async fn f51_grant_of_the_last_second_is_kept_or_followed_by_a_greater_fence() {
     let server = options.start().await.expect("a server starts");
     let (one, two) = (early_client(server.url()).await, client(server.url()).await);
     assert_eq!(told(&server, &["CONFIG", "GET", "appendfsync"]), "appendfsync\neverysec");
+    let findings = two.examine().await.expect("an answer");
+    let persistence = about(&findings, "persistence");
+    assert_eq!(persistence.level, Level::Warning, "{persistence:?}");
+    assert!(persistence.found.contains("everysec"), "{persistence:?}");
     let lease = one.mutex("report").ttl(TTL).lock().await.expect("free");
     server.restart().await.expect("it restarts");
     match two.mutex("report").ttl(LONG).try_lock().await.expect("an answer") {

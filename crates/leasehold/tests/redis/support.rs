@@ -1,13 +1,16 @@
 //! Servers, clients and waiting for facts. What is a fact is left to the tests.
 
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpStream;
 use std::time::Duration;
 
-use leasehold::claim::{Claim, ClaimKey, Holder, Mode, Note, Renewal, Standing, Token};
+use leasehold::claim::{Claim, Mode, Standing};
 use leasehold::engine::{Engine, Finding};
 use leasehold::layer::retry::RetryPolicy;
 use leasehold::redis::Redis;
-use leasehold::{Client, Lease, Name, Request, Result};
-use leasehold_testkit::{ClockDiary, Proxy, Server, servers};
+use leasehold::{Client, Lease, Request, Result};
+pub(crate) use leasehold_testkit::bare::renewal;
+use leasehold_testkit::{ClockDiary, Proxy, Server, bare, servers};
 use tokio::task::JoinHandle;
 
 pub(crate) use leasehold_testkit::waiting::{EVENT_MAX, soon, until, until_free, until_waiting};
@@ -108,20 +111,7 @@ impl Drop for Waiter {
 
 /// A claim as an engine sees it, for tests that speak to the engine itself.
 pub(crate) fn claim(name: &str, mode: Mode) -> Claim {
-    Claim {
-        key: ClaimKey { name: Name::new(name).expect("a name"), token: Token::random() },
-        mode,
-        holder: Holder::fresh(),
-        note: Note::default(),
-        ttl: LONG,
-        patience: LONG,
-        join: true,
-    }
-}
-
-/// The renewal of a claim on its own terms.
-pub(crate) fn renewal(claim: &Claim) -> Renewal {
-    Renewal { key: claim.key.clone(), ttl: claim.ttl, patience: claim.patience }
+    Claim { mode, patience: LONG, ..bare::claim(name) }
 }
 
 /// Makes a claim, which must hold; the result is its fence.
@@ -186,4 +176,57 @@ pub(crate) fn until_frozen(diary: &ClockDiary) -> impl Future<Output = String> +
         told.await;
         diary.frozen().expect("it was told")
     }
+}
+
+/// A server's monitor, which shows every command that it runs, in scripts too.
+pub(crate) struct Monitor(BufReader<TcpStream>);
+
+impl Monitor {
+    pub(crate) fn open(server: &Server) -> Self {
+        let mut stream = TcpStream::connect(server.address()).expect("it listens");
+        stream.set_read_timeout(Some(EVENT_MAX)).expect("a time limit");
+        stream.write_all(b"MONITOR\r\n").expect("it is sent");
+        let mut lines = BufReader::new(stream);
+        let mut line = String::new();
+        lines.read_line(&mut line).expect("an answer");
+        assert_eq!(line.trim_end(), "+OK");
+        Self(lines)
+    }
+
+    /// The lines since the last time.
+    pub(crate) fn read(&mut self, server: &Server) -> Vec<String> {
+        const END: &str = "the end of this look";
+        told(server, &["ECHO", END]);
+        let mut lines = Vec::new();
+        loop {
+            let line = self.line();
+            if line.contains(END) {
+                return lines;
+            }
+            lines.push(line);
+        }
+    }
+
+    /// The lines since the last time, once so many scripts ran in them.
+    pub(crate) fn read_scripts(&mut self, server: &Server, scripts: usize) -> Vec<String> {
+        let mut lines = Vec::new();
+        while scripts_in(&lines) < scripts {
+            lines.push(self.line());
+        }
+        lines.extend(self.read(server));
+        assert_eq!(scripts_in(&lines), scripts, "{lines:#?}");
+        lines
+    }
+
+    fn line(&mut self) -> String {
+        let mut line = Vec::new();
+        self.0.read_until(b'\n', &mut line).expect("a line");
+        String::from_utf8_lossy(&line).trim_end().to_owned()
+    }
+}
+
+/// How many scripts ran, by a monitor's lines. One that the server did not know yet ran nothing.
+fn scripts_in(lines: &[String]) -> usize {
+    let ran = |line: &String| line.contains(" lua] ");
+    lines.windows(2).filter(|pair| !ran(&pair[0]) && ran(&pair[1])).count()
 }

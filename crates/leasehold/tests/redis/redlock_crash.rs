@@ -1,0 +1,119 @@
+//! Processes that are killed while they wait for nodes of a quorum, and connections that break in
+//! a line. A quorum promises no order of arrival, so what every store must do is not shown by the
+//! conformance suite here.
+
+use std::process::Command;
+use std::time::Duration;
+
+use leasehold_testkit::{Proxy, Worker};
+
+use crate::redlock::{long_url, memory_only};
+use crate::redlock_network::Fronts;
+use crate::support::*;
+
+/// Set in a process that waits for a lock until it is killed: the store.
+const WAITER: &str = "LEASEHOLD_TEST_REDLOCK_WAITER";
+
+/// How long nodes keep a waiter that is dead.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+#[test]
+fn waits_until_it_is_killed_if_it_was_started_for_that() {
+    let Ok(url) = std::env::var(WAITER) else { return };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.expect("a runtime").block_on(async {
+        let client = leasehold::connect(&url).await.expect("the store opens");
+        let lease = client.mutex("report").ttl(PATIENCE).lock().await.expect("a lease");
+        println!("\nheld {}", lease.fence());
+        std::future::pending::<()>().await;
+    });
+}
+
+/// A process that waits for the lock.
+fn process(url: &str) -> Worker {
+    let mut command = Command::new(std::env::current_exe().expect("this program is a file"));
+    command.args(["--exact", "--nocapture"]).env(WAITER, url);
+    command.arg("redlock_crash::waits_until_it_is_killed_if_it_was_started_for_that");
+    Worker::spawn(command).expect("it starts")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f112_first_of_ten_waiters_that_is_killed_is_passed_over_once_and_for_all() {
+    let group = memory_only(3).await;
+    let url = long_url(&group);
+    let client = client(&url).await;
+    let lease = client.mutex("report").ttl(LONG).lock().await.expect("free");
+    let mut first = process(&url);
+    until_waiting(&client, "report", 1).await;
+    let mut waiters = Vec::new();
+    for before in 1..10 {
+        waiters.push(Waiter::queue(&client, &client, "report", before).await);
+    }
+    first.kill().expect("it is killed");
+    let mut fence = lease.fence();
+    lease.release().await.expect("an answer");
+    for waiter in waiters {
+        let next = waiter.granted().await;
+        assert!(next.fence() > fence);
+        fence = next.fence();
+        next.release().await.expect("an answer");
+    }
+    until_free(&client, "report").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f115_waiter_that_is_killed_as_it_is_granted_is_followed_by_the_next() {
+    let group = memory_only(3).await;
+    let url = long_url(&group);
+    let client = client(&url).await;
+    let lease = client.mutex("report").ttl(LONG).lock().await.expect("free");
+    let mut first = process(&url);
+    until_waiting(&client, "report", 1).await;
+    let second = Waiter::queue(&client, &client, "report", 1).await;
+    // Stopped it cannot take what it is handed; then it dies with the grant on its way.
+    first.stop_process().expect("it stops");
+    let fence = lease.fence();
+    lease.release().await.expect("an answer");
+    let handed = |server| calls(server, "publish") > 0;
+    until("the bells", async || group.servers().iter().all(handed)).await;
+    first.kill().expect("it is killed");
+    assert!(second.granted().await.fence() > fence);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f117_resets_at_the_nodes_while_they_queue_keep_the_order() {
+    const WAITERS: usize = 8;
+    let fronts = Fronts::start().await;
+    let holder = fronts.bystander().await;
+    let mut clients = Vec::new();
+    for _ in 0..3 {
+        clients.push(client(fronts.url("")).await);
+    }
+    let reset = || fronts.proxies.iter().for_each(Proxy::reset_all);
+    let lease = holder.mutex("report").ttl(LONG).lock().await.expect("free");
+    let (order, mut granted) = tokio::sync::mpsc::channel(WAITERS);
+    let mut waiters = tokio::task::JoinSet::new();
+    for number in 0..WAITERS {
+        let (request, order) = (clients[number % 3].claim("report").ttl(LONG), order.clone());
+        waiters.spawn(async move {
+            let lease = request.acquire().await.expect("a grant");
+            order.send(number).await.expect("the test listens");
+            lease.release().await
+        });
+        until_waiting(&holder, "report", number + 1).await;
+        reset();
+    }
+    lease.release().await.expect("an answer");
+    for expected in 0..WAITERS {
+        let number = soon("a grant", granted.recv()).await.expect("waiters are there");
+        assert_eq!(number, expected);
+        if expected % 2 == 1 {
+            reset();
+        }
+    }
+    // A reset may hit a release, which is then repeated and finds that it was done.
+    while let Some(ended) = soon("the end", waiters.join_next()).await {
+        ended.expect("no panic").expect("an answer");
+    }
+    until_free(&holder, "report").await;
+}
