@@ -80,14 +80,14 @@ mod scheme;
 mod scope;
 mod search;
 mod semaphore;
-#[cfg(feature = "zookeeper")]
+#[cfg(any(feature = "postgres", feature = "zookeeper"))]
 mod socket;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
 mod tenure;
 #[cfg(any(feature = "postgres", feature = "zookeeper"))]
 mod tls;
-#[cfg(feature = "zookeeper")]
+#[cfg(any(feature = "postgres", feature = "zookeeper"))]
 mod wheel;
 mod witness;
 #[cfg(feature = "zookeeper")]

@@ -11,10 +11,13 @@ use std::cell::Cell;
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Weak};
 use std::task::{Context, Poll, Wake, Waker};
 
 use tokio::runtime::Handle;
+
+/// How often whoever has the task looks once more, before he leaves it to the engine's thread.
+const TURNS_MAX: usize = 64;
 
 type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
 
@@ -27,6 +30,8 @@ pub(crate) struct Wheel {
     waker: OnceLock<Waker>,
     /// Whether somebody wanted a turn while another had it.
     missed: AtomicBool,
+    /// Whether somebody has it who will look for what was missed.
+    turning: AtomicBool,
 }
 
 impl std::fmt::Debug for Wheel {
@@ -43,14 +48,19 @@ impl Wheel {
     ) -> Arc<Self> {
         let wheel = Arc::new(Self {
             home: home.clone(),
-            task: Mutex::new(Some(Box::pin(task))),
+            // Whoever pushes does so on his own runtime's time, which must not run out here.
+            task: Mutex::new(Some(Box::pin(tokio::task::unconstrained(task)))),
             waker: OnceLock::new(),
             missed: AtomicBool::new(false),
+            turning: AtomicBool::new(false),
         });
         let turning = Turning(Arc::clone(&wheel));
         home.spawn(poll_fn(move |context| {
             let Turning(wheel) = &turning;
-            wheel.waker.get_or_init(|| Waker::from(Arc::new(Nudge(context.waker().clone()))));
+            wheel.waker.get_or_init(|| {
+                let (wheel, home) = (Arc::downgrade(wheel), context.waker().clone());
+                Waker::from(Arc::new(Nudge { wheel, home }))
+            });
             wheel.turn()
         }));
         wheel
@@ -83,21 +93,28 @@ impl Wheel {
 
     /// Ready when the task is over.
     fn turn(&self) -> Poll<()> {
-        loop {
+        for _ in 0..TURNS_MAX {
             let Some(mut task) = self.seize() else { return Poll::Pending };
             self.missed.store(false, Ordering::SeqCst);
             let Some(waker) = self.waker.get() else { return Poll::Pending };
             // One that panics is over, and not to be polled again.
             let Some(mut running) = task.take() else { return Poll::Ready(()) };
+            let busy = Busy::with(&self.turning);
             if running.as_mut().poll(&mut Context::from_waker(waker)).is_ready() {
                 return Poll::Ready(());
             }
             *task = Some(running);
             drop(task);
+            drop(busy);
             if !self.missed.load(Ordering::SeqCst) {
                 return Poll::Pending;
             }
         }
+        // It has always something to do; others on this runtime have, too.
+        if let Some(waker) = self.waker.get() {
+            waker.wake_by_ref();
+        }
+        Poll::Pending
     }
 
     /// The task, unless somebody else has it, who then looks again.
@@ -118,6 +135,22 @@ impl Wheel {
     }
 }
 
+/// Somebody has the task, until this is dropped, by a panic for instance.
+struct Busy<'a>(&'a AtomicBool);
+
+impl<'a> Busy<'a> {
+    fn with(turning: &'a AtomicBool) -> Self {
+        turning.store(true, Ordering::SeqCst);
+        Self(turning)
+    }
+}
+
+impl Drop for Busy<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::SeqCst);
+    }
+}
+
 /// What the engine's thread has of a wheel. The task does not outlive that thread.
 struct Turning(Arc<Wheel>);
 
@@ -134,8 +167,25 @@ thread_local! {
     static PUSHING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Wakes the engine's thread, unless whoever does will push.
-struct Nudge(Waker);
+/// Wakes the engine's thread, unless whoever does will push, or somebody has the task and looks
+/// once more by himself.
+struct Nudge {
+    wheel: Weak<Wheel>,
+    home: Waker,
+}
+
+impl Nudge {
+    /// Whether whoever has the task at this moment will go on with it.
+    fn is_seen(&self) -> bool {
+        self.wheel.upgrade().is_some_and(|wheel| {
+            wheel.turning.load(Ordering::SeqCst) && {
+                wheel.missed.store(true, Ordering::SeqCst);
+                // He looks for that only after he said that he is done.
+                wheel.turning.load(Ordering::SeqCst)
+            }
+        })
+    }
+}
 
 impl Wake for Nudge {
     fn wake(self: Arc<Self>) {
@@ -144,8 +194,8 @@ impl Wake for Nudge {
 
     fn wake_by_ref(self: &Arc<Self>) {
         // A thread that is being torn down has no cell any more, and pushes nothing.
-        if !PUSHING.try_with(Cell::get).unwrap_or(false) {
-            self.0.wake_by_ref();
+        if !PUSHING.try_with(Cell::get).unwrap_or(false) && !self.is_seen() {
+            self.home.wake_by_ref();
         }
     }
 }
@@ -259,6 +309,55 @@ mod tests {
         for thread in threads {
             thread.join().expect("all were answered");
         }
+    }
+
+    /// A task that, once asked, wants as many turns as that, and then answers.
+    fn restless(home: &Home) -> (Arc<Wheel>, mpsc::Sender<(u32, SyncSender<u32>)>) {
+        let (ask, mut asked) = mpsc::channel::<(u32, SyncSender<u32>)>(1);
+        let (ready, is_ready) = oneshot::channel();
+        let task = async move {
+            ready.send(()).expect("the test waits");
+            while let Some((turns, answer)) = asked.recv().await {
+                let mut left = turns;
+                poll_fn(|context| {
+                    if left == 0 {
+                        return Poll::Ready(());
+                    }
+                    left -= 1;
+                    context.waker().wake_by_ref();
+                    Poll::Pending
+                })
+                .await;
+                answer.send(turns).expect("somebody asked");
+            }
+        };
+        let wheel = Wheel::start(&home.handle, task);
+        is_ready.blocking_recv().expect("its first turn");
+        (wheel, ask)
+    }
+
+    #[test]
+    fn what_the_task_wakes_itself_for_is_done_by_whoever_has_it() {
+        let home = Home::new();
+        let (wheel, ask) = restless(&home);
+        let held = home.hold_up();
+        let (answer, answered) = sync_channel(1);
+        wheel.push_with(|| ask.try_send((3, answer)).expect("there is room"));
+        assert_eq!(answered.recv_timeout(LIMIT), Ok(3));
+        drop(held);
+    }
+
+    #[test]
+    fn a_task_that_does_not_rest_is_left_to_the_engines_thread() {
+        let home = Home::new();
+        let (wheel, ask) = restless(&home);
+        let held = home.hold_up();
+        let many = 10 * TURNS_MAX as u32;
+        let (answer, answered) = sync_channel(1);
+        wheel.push_with(|| ask.try_send((many, answer)).expect("there is room"));
+        assert!(answered.try_recv().is_err(), "whoever pushes has other things to do");
+        drop(held);
+        assert_eq!(answered.recv_timeout(LIMIT), Ok(many));
     }
 
     #[test]

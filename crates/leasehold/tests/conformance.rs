@@ -28,7 +28,13 @@ fn main() -> ExitCode {
     };
     let engines = ENGINES.iter().filter(|(engine, _)| asked(engine));
     let all = engines.flat_map(|(engine, make)| trials(engine, *make)).collect();
-    libtest_mimic::run(&arguments, all).exit_code()
+    let done = libtest_mimic::run(&arguments, all);
+    #[cfg(feature = "etcd")]
+    if let Err(leases) = etcd::all_leases_end() {
+        eprintln!("the cases left leases in etcd:\n{leases}");
+        return ExitCode::FAILURE;
+    }
+    done.exit_code()
 }
 
 /// Makes an empty store.
@@ -203,31 +209,114 @@ mod postgres {
 #[cfg(feature = "etcd")]
 mod etcd {
     //! A cluster that lives as long as this program, and a key prefix of its own for each store.
+    //!
+    //! What is left is read raw. Keys are a store's, and looked at after each case; a lease does
+    //! not say whose it is, so leases are looked at when all cases are over.
 
     use super::*;
-    use std::sync::OnceLock;
     use std::sync::atomic::{AtomicU64, Ordering};
+    use std::sync::{Mutex, OnceLock};
+    use std::time::Instant;
 
+    use leasehold::engine::{LineView, Query};
+    use leasehold::error::Kind;
     use leasehold::etcd::Etcd;
+    use leasehold::{Mode, Name};
     use leasehold_testkit::servers;
 
-    #[derive(Debug)]
+    static SERVERS: OnceLock<servers::Group> = OnceLock::new();
+
+    /// What cases opened and is closed. A client that was dropped may have been renewing then, and
+    /// have made one more lease.
+    static CLOSED: Mutex<Vec<Etcd>> = Mutex::new(Vec::new());
+
+    /// What stays in a store for good.
+    const STAYS: [&str; 4] =
+        ["leasehold:store", "leasehold:epoch", "leasehold:farewell", "leasehold:totals:"];
+
+    /// How long a lease may last that a case leaves to a process which it kills. What nobody
+    /// revoked although its client was closed lasts longer, with the ttls that most cases have.
+    const LEASE_MAX: Duration = Duration::from_secs(30);
+
     pub(super) struct EtcdStore {
         url: String,
+        prefix: String,
+        /// Every connection of this process, to be closed when the case is over.
+        opened: Mutex<Vec<Etcd>>,
+    }
+
+    impl std::fmt::Debug for EtcdStore {
+        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            write!(f, "EtcdStore({})", self.url)
+        }
     }
 
     pub(super) fn cluster() -> std::result::Result<EtcdStore, Failure> {
-        static SERVERS: OnceLock<servers::Group> = OnceLock::new();
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let servers = once(&SERVERS, || servers::Etcd::new().start_cluster_blocking())?;
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        Ok(EtcdStore { url: format!("{}?prefix=store{number}:", servers.url()) })
+        let prefix = format!("store{}:", NEXT.fetch_add(1, Ordering::Relaxed));
+        let url = format!("{}?prefix={prefix}", servers.url());
+        Ok(EtcdStore { url, prefix, opened: Mutex::default() })
+    }
+
+    /// What etcd's own command says, line by line.
+    fn etcdctl(words: &[&str]) -> Vec<String> {
+        let servers = SERVERS.get().expect("the cluster runs");
+        let address = servers.servers()[0].address();
+        let mut command = Command::new("etcdctl");
+        command.env("ETCDCTL_API", "3").arg(format!("--endpoints={address}")).args(words);
+        let done = command.output().expect("`cargo xtask setup` installs etcdctl");
+        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+        let text = String::from_utf8_lossy(&done.stdout);
+        text.lines().filter(|line| !line.is_empty()).map(str::to_owned).collect()
+    }
+
+    /// Waits until no lease is left; those that stay are the error.
+    pub(super) fn all_leases_end() -> std::result::Result<(), String> {
+        if SERVERS.get().is_none() {
+            return Ok(());
+        }
+        let closed = std::mem::take(&mut *CLOSED.lock().expect("nobody panics"));
+        runtime().block_on(async {
+            for engine in closed {
+                engine.close().await.map_err(|error| error.to_string())?;
+            }
+            Ok::<(), String>(())
+        })?;
+        let begun = Instant::now();
+        loop {
+            let mut leases = etcdctl(&["lease", "list"]);
+            leases.remove(0);
+            if leases.is_empty() {
+                return Ok(());
+            }
+            if begun.elapsed() > LEASE_MAX {
+                let told =
+                    leases.iter().flat_map(|id| etcdctl(&["lease", "timetolive", id, "--keys"]));
+                return Err(told.collect::<Vec<String>>().join("\n"));
+            }
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    }
+
+    impl EtcdStore {
+        /// Every key of the store that does not stay for good.
+        fn keys(&self) -> Vec<String> {
+            let mut keys = etcdctl(&["get", &self.prefix, "--prefix", "--keys-only"]);
+            keys.retain(|key| {
+                let own = &key[self.prefix.len()..];
+                !STAYS.iter().any(|stays| own.starts_with(stays))
+            });
+            keys
+        }
     }
 
     #[async_trait]
     impl Harness for EtcdStore {
         async fn engine(&self) -> Result<Arc<dyn Engine>> {
-            Ok(Arc::new(Etcd::open(&self.url).await?))
+            let engine = Etcd::open(&self.url).await?;
+            self.opened.lock().expect("nobody panics").push(engine.clone());
+            Ok(Arc::new(engine))
         }
 
         fn url(&self) -> Option<String> {
@@ -240,6 +329,29 @@ mod etcd {
 
         fn worker(&self) -> Option<Command> {
             Some(Command::new(std::env::current_exe().expect("this program is a file")))
+        }
+
+        async fn residue(&self) -> Result<Vec<LineView>> {
+            let lines = Etcd::open(&self.url).await?.inspect(&Query::all()).await?.lines;
+            if !lines.is_empty() {
+                return Ok(lines);
+            }
+            let lines = self.keys().into_iter().map(|key| LineView {
+                name: Name::new(key).expect("a key is a good name"),
+                kind: Kind::from(Mode::Exclusive),
+                held: Vec::new(),
+                waiting: Vec::new(),
+            });
+            let lines: Vec<LineView> = lines.collect();
+            if lines.is_empty() {
+                // What is not revoked now lives on for as long as the longest ttl of the case.
+                let opened = std::mem::take(&mut *self.opened.lock().expect("nobody panics"));
+                for engine in &opened {
+                    engine.close().await?;
+                }
+                CLOSED.lock().expect("nobody panics").extend(opened);
+            }
+            Ok(lines)
         }
     }
 }
@@ -370,12 +482,17 @@ mod zookeeper {
     use std::sync::OnceLock;
     use std::sync::atomic::{AtomicU64, Ordering};
 
+    use leasehold::engine::LineView;
+    use leasehold::error::Kind;
     use leasehold::zookeeper::ZooKeeper;
+    use leasehold::{Error, Name};
     use leasehold_testkit::servers;
 
     #[derive(Debug)]
     pub(super) struct ZooKeeperStore {
         url: String,
+        servers: &'static servers::Group,
+        root: String,
     }
 
     pub(super) fn ensemble() -> std::result::Result<ZooKeeperStore, Failure> {
@@ -387,7 +504,8 @@ mod zookeeper {
             options.setting("maxSessionTimeout", "200000000").start_ensemble_blocking()
         })?;
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        Ok(ZooKeeperStore { url: format!("{}/store{number}", servers.url()) })
+        let root = format!("/store{number}");
+        Ok(ZooKeeperStore { url: format!("{}{root}", servers.url()), servers, root })
     }
 
     #[async_trait]
@@ -406,6 +524,20 @@ mod zookeeper {
 
         fn worker(&self) -> Option<Command> {
             Some(Command::new(std::env::current_exe().expect("this program is a file")))
+        }
+
+        /// Every node that is not the store's own, whatever the engine would make of it.
+        async fn residue(&self) -> Result<Vec<LineView>> {
+            let server = self.servers.servers()[0].address();
+            let nodes = servers::znodes(server, &self.root, None).await.map_err(|error| {
+                let (store, cause) = (self.url.clone(), error.to_string());
+                Error::Store { store, cause, transient: false }
+            })?;
+            let left = servers::litter(&nodes, &self.root).into_iter().map(|node| {
+                let name = Name::new(node.path.chars().take(256).collect::<String>())?;
+                Ok(LineView { name, kind: Kind::Lock, held: Vec::new(), waiting: Vec::new() })
+            });
+            left.collect()
         }
     }
 }

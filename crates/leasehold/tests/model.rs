@@ -4,6 +4,8 @@
 //! that times are compared exactly. Only the numbers of fences may differ: an engine may leave
 //! gaps, but order and equality must be those of the reference, and in one line they only rise.
 //! Waiting, renewing in the background and crashes are left to the conformance suite.
+//!
+//! `MODEL_TIMES=20` in the environment makes for twenty times as many runs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -393,6 +395,35 @@ impl Run {
     }
 }
 
+/// Histories in which one client's claim is evicted and made anew by another, under its token: the
+/// first may still have its own in mind when it asks. Parts go to the two in turns.
+#[cfg(any(feature = "etcd", feature = "zookeeper"))]
+fn made_anew() -> Vec<Vec<Vec<Step>>> {
+    let at = (0, 0);
+    let claim = |join| Step::Claim {
+        name: at.0,
+        token: at.1,
+        mode: Mode::Exclusive,
+        ttl_ms: 100,
+        patience_ms: 100,
+        join,
+    };
+    let verbs = [
+        Step::Amend { key: at, mode: None, note: None },
+        Step::Amend { key: at, mode: None, note: Some(1) },
+        Step::Renew { keys: vec![at], ttl_ms: 100, patience_ms: 100 },
+        Step::Release { keys: vec![at] },
+        Step::Release { keys: vec![at, (at.0, at.1 + 3)] },
+        claim(false),
+        claim(true),
+    ];
+    let history = |verb: Step| {
+        let again = vec![Step::Evict { name: at.0 }, claim(true)];
+        vec![vec![claim(true)], again, vec![verb.clone(), verb]]
+    };
+    verbs.map(history).to_vec()
+}
+
 const ALWAYS: Settles = Settles { on_reading: true, on_refusal: true };
 #[cfg(feature = "sqlite")]
 const NEVER: Settles = Settles { on_reading: false, on_refusal: false };
@@ -402,6 +433,8 @@ fn runtime() -> tokio::runtime::Runtime {
 }
 
 fn config(cases: u32) -> Config {
+    let times = std::env::var("MODEL_TIMES").map(|times| times.parse().expect("a number"));
+    let cases = cases * times.unwrap_or(1);
     Config { cases, failure_persistence: None, max_shrink_iters: 20_000, ..Config::default() }
 }
 
@@ -527,6 +560,36 @@ mod etcd {
         modes[name][usize::from(token)]
     }
 
+    /// Runs the parts over two clients in turns, in a store of their own.
+    fn run(parts: &[Vec<Step>]) -> Result<(), TestCaseError> {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let url = format!("{}?prefix=model{number}:", CLUSTER.url());
+        runtime().block_on(async {
+            let one = Etcd::open(&url).await.expect("the store");
+            let other = Etcd::open(&url).await.expect("the store");
+            let engines = [Arc::new(one) as Arc<dyn Engine>, Arc::new(other)];
+            let mut run = Run::new(Arc::clone(&engines[0]), VirtualClock::new(), ALWAYS);
+            run.timed = false;
+            let mut given_back = GivenBack::new();
+            for (index, part) in parts.iter().enumerate() {
+                run.engine = Arc::clone(&engines[index % 2]);
+                let timeless = part.iter().filter_map(timeless);
+                let part: Vec<Step> =
+                    timeless.map(|step| with_fresh_tokens(step, &mut given_back)).collect();
+                run.steps(&part).await?;
+            }
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn etcd_answers_as_the_rule_for_what_was_made_anew_elsewhere() {
+        for parts in made_anew() {
+            run(&parts).unwrap_or_else(|error| panic!("{error}: {parts:#?}"));
+        }
+    }
+
     proptest! {
         #![proptest_config(config(40))]
         #[test]
@@ -534,25 +597,7 @@ mod etcd {
             // Many short parts: what one client does to the claims of the other is the hard part.
             parts in prop::collection::vec(prop::collection::vec(step(), 1..8), 1..12),
         ) {
-            static NEXT: AtomicU64 = AtomicU64::new(0);
-            let number = NEXT.fetch_add(1, Ordering::Relaxed);
-            let url = format!("{}?prefix=model{number}:", CLUSTER.url());
-            runtime().block_on(async {
-                let one = Etcd::open(&url).await.expect("the store");
-                let other = Etcd::open(&url).await.expect("the store");
-                let engines = [Arc::new(one) as Arc<dyn Engine>, Arc::new(other)];
-                let mut run = Run::new(Arc::clone(&engines[0]), VirtualClock::new(), ALWAYS);
-                run.timed = false;
-                let mut given_back = GivenBack::new();
-                for (index, part) in parts.iter().enumerate() {
-                    run.engine = Arc::clone(&engines[index % 2]);
-                    let timeless = part.iter().filter_map(timeless);
-                    let part: Vec<Step> =
-                        timeless.map(|step| with_fresh_tokens(step, &mut given_back)).collect();
-                    run.steps(&part).await?;
-                }
-                Ok::<(), TestCaseError>(())
-            })?;
+            run(&parts)?;
         }
     }
 }
@@ -771,28 +816,40 @@ mod zookeeper {
         modes[name][usize::from(token)]
     }
 
+    /// Runs the parts over two clients in turns, in a store of their own.
+    fn run(parts: &[Vec<Step>]) -> Result<(), TestCaseError> {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let url = format!("{}/model{number}", SERVER.url());
+        runtime().block_on(async {
+            let one = ZooKeeper::open(&url).await.expect("the store");
+            let other = ZooKeeper::open(&url).await.expect("the store");
+            let engines = [Arc::new(one) as Arc<dyn Engine>, Arc::new(other)];
+            let mut run = Run::new(Arc::clone(&engines[0]), VirtualClock::new(), ALWAYS);
+            run.timed = false;
+            for (index, part) in parts.iter().enumerate() {
+                run.engine = Arc::clone(&engines[index % 2]);
+                let part: Vec<Step> = part.iter().filter_map(timeless).collect();
+                run.steps(&part).await?;
+            }
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn zookeeper_answers_as_the_rule_for_what_was_made_anew_elsewhere() {
+        for parts in made_anew() {
+            run(&parts).unwrap_or_else(|error| panic!("{error}: {parts:#?}"));
+        }
+    }
+
     proptest! {
         #![proptest_config(config(25))]
         #[test]
         fn zookeeper_answers_as_the_rule(
             parts in prop::collection::vec(prop::collection::vec(step(), 1..12), 1..6),
         ) {
-            static NEXT: AtomicU64 = AtomicU64::new(0);
-            let number = NEXT.fetch_add(1, Ordering::Relaxed);
-            let url = format!("{}/model{number}", SERVER.url());
-            runtime().block_on(async {
-                let one = ZooKeeper::open(&url).await.expect("the store");
-                let other = ZooKeeper::open(&url).await.expect("the store");
-                let engines = [Arc::new(one) as Arc<dyn Engine>, Arc::new(other)];
-                let mut run = Run::new(Arc::clone(&engines[0]), VirtualClock::new(), ALWAYS);
-                run.timed = false;
-                for (index, part) in parts.iter().enumerate() {
-                    run.engine = Arc::clone(&engines[index % 2]);
-                    let part: Vec<Step> = part.iter().filter_map(timeless).collect();
-                    run.steps(&part).await?;
-                }
-                Ok::<(), TestCaseError>(())
-            })?;
+            run(&parts)?;
         }
     }
 }

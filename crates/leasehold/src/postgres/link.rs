@@ -17,6 +17,7 @@ use tokio_postgres::tls::NoTls;
 use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{AsyncMessage, Client, Connection, Row, Socket, Statement};
 
+use crate::address::Host;
 use crate::error::{Error, Result};
 
 use super::settings::Settings;
@@ -34,17 +35,41 @@ pub(super) type Messages = BoxStream<'static, Result<AsyncMessage, tokio_postgre
 
 /// Connects, without a task that drives the connection yet.
 pub(super) async fn connect(settings: &Settings) -> Result<(Client, Messages)> {
-    let connected = async {
-        match &settings.tls {
-            Some(tls) => settings.config.connect(tls.0.clone()).await.map(messages),
-            None => settings.config.connect(NoTls).await.map(messages),
-        }
+    first_of(settings, |host| connect_to(settings, host)).await
+}
+
+async fn connect_to(settings: &Settings, host: &Host) -> Result<(Client, Messages)> {
+    let mut config = settings.config.clone();
+    config.host(&host.name).port(host.port);
+    let connected = match &settings.tls {
+        Some(tls) => config.connect(tls.0.clone()).await.map(messages),
+        None => config.connect(NoTls).await.map(messages),
     };
-    match tokio::time::timeout(settings.connect_limit, connected).await {
-        Ok(Ok(connected)) => Ok(connected),
-        Ok(Err(error)) => Err(failure::error(&settings.store, &error)),
-        Err(_) => Err(failure::silent(&settings.store, "no connection", settings.connect_limit)),
+    connected.map_err(|error| failure::error(&settings.store, &error))
+}
+
+/// The first connection that can be had. Of several hosts each has the time limit to itself: one
+/// that is silent must not use up that of the next.
+pub(super) async fn first_of<'a, T, F>(
+    settings: &'a Settings,
+    connect: impl Fn(&'a Host) -> F,
+) -> Result<T>
+where
+    F: Future<Output = Result<T>>,
+{
+    let (store, limit) = (&settings.store, settings.connect_limit);
+    let mut failed = None;
+    for (place, host) in settings.hosts.in_order() {
+        match tokio::time::timeout(limit, connect(host)).await {
+            Ok(Ok(connected)) => {
+                settings.hosts.served(place);
+                return Ok(connected);
+            }
+            Ok(Err(error)) => failed = Some(error),
+            Err(_late) => failed = Some(failure::silent(store, "no connection", limit)),
+        }
     }
+    Err(failed.unwrap_or_else(|| failure::broken(store, "no host")))
 }
 
 fn messages<S>((client, mut connection): (Client, Connection<Socket, S>)) -> (Client, Messages)

@@ -5,6 +5,7 @@
 //! from settings to a connection, is here; what is said over it is the engines' business.
 
 pub(crate) mod advisory;
+mod dial;
 mod failure;
 mod install;
 mod link;

@@ -7,6 +7,8 @@
 use std::env;
 use std::fmt;
 use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tokio_postgres::config::{SslMode, TargetSessionAttrs};
@@ -42,7 +44,9 @@ const SCHEMA_BYTES_MAX: usize = 40;
 /// Everything about a server and how to reach it.
 #[derive(Clone)]
 pub(super) struct Settings {
+    /// For each connection, without a host.
     pub(super) config: tokio_postgres::Config,
+    pub(super) hosts: Hosts,
     pub(super) tls: Option<Tls>,
     /// The address without secrets, for messages.
     pub(super) store: String,
@@ -52,6 +56,30 @@ pub(super) struct Settings {
     pub(super) connections: usize,
     pub(super) connect_limit: Duration,
     pub(super) exchange_limit: Duration,
+}
+
+/// The hosts of a store, and which one is tried first. Shared by all who connect.
+#[derive(Debug, Clone)]
+pub(super) struct Hosts(Arc<(Vec<Host>, AtomicUsize)>);
+
+impl Hosts {
+    fn new(hosts: Vec<Host>) -> Self {
+        Self(Arc::new((hosts, AtomicUsize::new(0))))
+    }
+
+    /// All of them with their places, beginning with the one that served last: one that is silent
+    /// costs its time once, and not with each connection.
+    pub(super) fn in_order(&self) -> impl Iterator<Item = (usize, &Host)> {
+        let (hosts, last) = &*self.0;
+        let first = last.load(Ordering::Relaxed);
+        let places = (0..hosts.len()).map(move |place| (first + place) % hosts.len());
+        places.map(|place| (place, &hosts[place]))
+    }
+
+    /// The one at this place served.
+    pub(super) fn served(&self, place: usize) {
+        self.0.1.store(place, Ordering::Relaxed);
+    }
 }
 
 impl fmt::Debug for Settings {
@@ -95,9 +123,6 @@ impl Settings {
         let mut config = tokio_postgres::Config::new();
         config.user(&user).dbname(&database).application_name("leasehold");
         config.ssl_mode(if tls.is_some() { SslMode::Require } else { SslMode::Disable });
-        for host in &address.hosts {
-            config.host(&host.name).port(host.port);
-        }
         if address.hosts.len() > 1 {
             // One of them is the primary, and after a fail-over it is another one.
             config.target_session_attrs(TargetSessionAttrs::ReadWrite);
@@ -114,9 +139,11 @@ impl Settings {
         }
         let store = store(&address, &database, &schema);
         address.options.finish(known)?;
+        let hosts = Hosts::new(address.hosts);
         let connections = connections as usize;
         let settings = Settings {
             config,
+            hosts,
             tls,
             store,
             schema,

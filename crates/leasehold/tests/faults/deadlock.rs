@@ -4,12 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use leasehold::claim::{Claim, ClaimKey, Holder, Mode, Note, Token};
+use leasehold::claim::{Claim, Holder};
 use leasehold::engine::{Engine, Kept, Notice, Wait};
 use leasehold::error::Invalid;
 use leasehold::layer::chaos::{Chaos, Verb};
 use leasehold::memory::Memory;
-use leasehold::{Client, Error, Lease, Name, Result};
+use leasehold::{Client, Error, Lease, Result};
+use leasehold_testkit::bare;
 use tokio::sync::Barrier;
 use tokio::task::JoinHandle;
 
@@ -102,15 +103,7 @@ async fn a_look_that_finds_nothing_says_one_thing_and_asks_one_for_each_holder()
 
 /// A claim at the store itself, by nobody who would look or heartbeat.
 fn bare(name: &str, holder: &Holder) -> Claim {
-    Claim {
-        key: ClaimKey { name: Name::new(name).expect("a good name"), token: Token::random() },
-        mode: Mode::Exclusive,
-        holder: holder.clone(),
-        note: Note::default(),
-        ttl: LONG,
-        patience: LONG,
-        join: true,
-    }
+    Claim { holder: holder.clone(), patience: LONG, ..bare::claim(name) }
 }
 
 /// S12: between the two readings somebody leaves, and what was a cycle is none.

@@ -12,11 +12,21 @@ use leasehold::claim::{
     Amended, Amendment, Claim, ClaimKey, Holder, HolderId, Released, Renewal, Standing,
 };
 use leasehold::engine::{
-    Bump, Bumped, Concern, Counts, Engine, Event, Eviction, Finding, Info, Notice, Page, Query,
-    Resize, Resized, Totals, Wait, Wake,
+    Bump, Bumped, Capabilities, Concern, Counts, Engine, Event, Eviction, Finding, Info, Notice,
+    Page, Query, Resize, Resized, Totals, Wait, Wake,
 };
+#[cfg(feature = "etcd")]
+use leasehold::etcd::Etcd;
 use leasehold::layer::chaos::{Chaos, Verb};
 use leasehold::memory::Memory;
+#[cfg(feature = "postgres")]
+use leasehold::postgres::{Advisory, LeaseTable};
+#[cfg(feature = "redis")]
+use leasehold::redis::{Redis, open_redlock};
+#[cfg(feature = "sqlite")]
+use leasehold::sqlite::Sqlite;
+#[cfg(feature = "zookeeper")]
+use leasehold::zookeeper::ZooKeeper;
 use leasehold::{Client, ClientBuilder, Result};
 
 pub(crate) use leasehold_testkit::waiting::{soon, until, until_free, until_waiting};
@@ -28,6 +38,9 @@ pub(crate) const LONG: Duration = Duration::from_secs(300);
 #[derive(Debug)]
 pub(crate) enum Store {
     Memory(Memory),
+    /// The address of a database of its own: keys are the database's, not the schema's.
+    #[cfg(feature = "postgres")]
+    Advisory(String),
     /// The address of a prefix of its own.
     #[cfg(feature = "etcd")]
     Etcd(String),
@@ -48,22 +61,32 @@ pub(crate) enum Store {
 }
 
 impl Store {
-    pub(crate) fn engine(&self) -> Arc<dyn Engine> {
+    /// Opens the store once, and makes clients that share what was opened.
+    fn open<const N: usize>(&self, builders: [ClientBuilder; N]) -> (Arc<dyn Engine>, [Client; N]) {
         match self {
-            Store::Memory(memory) => Arc::new(memory.clone()),
-            #[cfg(feature = "etcd")]
-            Store::Etcd(url) => Arc::new(etcd(url)),
+            Store::Memory(memory) => shared(memory.clone(), builders),
             #[cfg(feature = "postgres")]
-            Store::Postgres(url) => Arc::new(postgres(url)),
+            Store::Advisory(url) => shared(opened(Advisory::open(url)), builders),
+            #[cfg(feature = "etcd")]
+            Store::Etcd(url) => shared(opened(Etcd::open(url)), builders),
+            #[cfg(feature = "postgres")]
+            Store::Postgres(url) => shared(opened(LeaseTable::open(url)), builders),
             #[cfg(feature = "redis")]
-            Store::Redis(url) => Arc::new(redis(url)),
+            Store::Redis(url) => shared(opened(Redis::open(url)), builders),
             #[cfg(feature = "redis")]
-            Store::Redlock(url) => Arc::new(redlock(url)),
+            Store::Redlock(url) => shared(opened(open_redlock(url)), builders),
             #[cfg(feature = "sqlite")]
-            Store::Sqlite(folder) => Arc::new(sqlite(folder)),
+            Store::Sqlite(folder) => {
+                let file = Sqlite::open(folder.path().join("locks.db"));
+                shared(file.expect("a file of its own"), builders)
+            }
             #[cfg(feature = "zookeeper")]
-            Store::Zookeeper(url) => Arc::new(zookeeper(url)),
+            Store::Zookeeper(url) => shared(opened(ZooKeeper::open(url)), builders),
         }
+    }
+
+    pub(crate) fn engine(&self) -> Arc<dyn Engine> {
+        self.open([]).0
     }
 
     /// Whether answers come over a network, and so never within a few polls in a row.
@@ -73,40 +96,7 @@ impl Store {
 
     /// Two clients that share one connection.
     pub(crate) fn twins(&self) -> [Client; 2] {
-        let clients = match self {
-            Store::Memory(memory) => [0, 1].map(|_| Client::builder().engine(memory.clone())),
-            #[cfg(feature = "etcd")]
-            Store::Etcd(url) => {
-                let engine = etcd(url);
-                [0, 1].map(|_| Client::builder().engine(engine.clone()))
-            }
-            #[cfg(feature = "postgres")]
-            Store::Postgres(url) => {
-                let engine = postgres(url);
-                [0, 1].map(|_| Client::builder().engine(engine.clone()))
-            }
-            #[cfg(feature = "redis")]
-            Store::Redis(url) => {
-                let engine = redis(url);
-                [0, 1].map(|_| Client::builder().engine(engine.clone()))
-            }
-            #[cfg(feature = "redis")]
-            Store::Redlock(url) => {
-                let engine = redlock(url);
-                [0, 1].map(|_| Client::builder().engine(engine.clone()))
-            }
-            #[cfg(feature = "sqlite")]
-            Store::Sqlite(folder) => {
-                let engine = sqlite(folder);
-                [0, 1].map(|_| Client::builder().engine(engine.clone()))
-            }
-            #[cfg(feature = "zookeeper")]
-            Store::Zookeeper(url) => {
-                let engine = zookeeper(url);
-                [0, 1].map(|_| Client::builder().engine(engine.clone()))
-            }
-        };
-        clients.map(|client| client.expect("a client of an empty store"))
+        self.open([Client::builder(), Client::builder()]).1
     }
 
     pub(crate) fn client(&self) -> Client {
@@ -114,22 +104,8 @@ impl Store {
     }
 
     pub(crate) fn client_with(&self, builder: ClientBuilder) -> Client {
-        let client = match self {
-            Store::Memory(memory) => builder.engine(memory.clone()),
-            #[cfg(feature = "etcd")]
-            Store::Etcd(url) => builder.engine(etcd(url)),
-            #[cfg(feature = "postgres")]
-            Store::Postgres(url) => builder.engine(postgres(url)),
-            #[cfg(feature = "redis")]
-            Store::Redis(url) => builder.engine(redis(url)),
-            #[cfg(feature = "redis")]
-            Store::Redlock(url) => builder.engine(redlock(url)),
-            #[cfg(feature = "sqlite")]
-            Store::Sqlite(folder) => builder.engine(sqlite(folder)),
-            #[cfg(feature = "zookeeper")]
-            Store::Zookeeper(url) => builder.engine(zookeeper(url)),
-        };
-        client.expect("a client of an empty store")
+        let (_, [client]) = self.open([builder]);
+        client
     }
 
     /// A client whose connection can be cut.
@@ -148,6 +124,15 @@ impl Store {
     }
 }
 
+fn shared<const N: usize>(
+    engine: impl Engine + Clone,
+    builders: [ClientBuilder; N],
+) -> (Arc<dyn Engine>, [Client; N]) {
+    let client = |builder: ClientBuilder| builder.engine(engine.clone());
+    let clients = builders.map(|builder| client(builder).expect("a client of an empty store"));
+    (Arc::new(engine), clients)
+}
+
 /// Tests ask for engines where they cannot wait; here they may block.
 #[cfg(any(feature = "etcd", feature = "postgres", feature = "redis", feature = "zookeeper"))]
 fn opened<T>(open: impl Future<Output = Result<T>>) -> T {
@@ -164,16 +149,6 @@ fn opened<T>(open: impl Future<Output = Result<T>>) -> T {
 fn next() -> u32 {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     NEXT.fetch_add(1, Ordering::Relaxed)
-}
-
-#[cfg(feature = "etcd")]
-fn etcd(url: &str) -> leasehold::etcd::Etcd {
-    opened(leasehold::etcd::Etcd::open(url))
-}
-
-#[cfg(feature = "zookeeper")]
-fn zookeeper(url: &str) -> leasehold::zookeeper::ZooKeeper {
-    opened(leasehold::zookeeper::ZooKeeper::open(url))
 }
 
 /// A prefix of its own on a server that lives as long as this program.
@@ -198,21 +173,6 @@ pub(crate) fn zookeeper_url() -> String {
     format!("{url}/store-{next}")
 }
 
-#[cfg(feature = "postgres")]
-fn postgres(url: &str) -> leasehold::postgres::LeaseTable {
-    opened(leasehold::postgres::LeaseTable::open(url))
-}
-
-#[cfg(feature = "redis")]
-fn redis(url: &str) -> leasehold::redis::Redis {
-    opened(leasehold::redis::Redis::open(url))
-}
-
-#[cfg(feature = "redis")]
-fn redlock(url: &str) -> leasehold::quorum::Quorum {
-    opened(leasehold::redis::open_redlock(url))
-}
-
 /// Databases of their own on servers that live as long as this program: on one, and on three.
 #[cfg(feature = "redis")]
 pub(crate) fn redis_urls() -> (String, String) {
@@ -230,18 +190,27 @@ pub(crate) fn redis_urls() -> (String, String) {
     (format!("redis://{}/{one}", hosts[0]), redlock)
 }
 
+#[cfg(feature = "postgres")]
+fn postgres_server() -> &'static leasehold_testkit::Server {
+    static SERVER: OnceLock<leasehold_testkit::Server> = OnceLock::new();
+    SERVER.get_or_init(|| {
+        let options = leasehold_testkit::Postgres::new().setting("max_connections", "400");
+        options.start_blocking().expect("a server")
+    })
+}
+
 /// A schema of its own on a server that lives as long as this program.
 #[cfg(feature = "postgres")]
 pub(crate) fn postgres_url() -> String {
-    static SERVER: OnceLock<leasehold_testkit::Server> = OnceLock::new();
-    let start = || leasehold_testkit::Postgres::new().start_blocking().expect("a server");
-    let (url, next) = (SERVER.get_or_init(start).url(), next());
-    format!("{url}?schema=store_{next}")
+    format!("{}?schema=store_{}", postgres_server().url(), next())
 }
 
-#[cfg(feature = "sqlite")]
-fn sqlite(folder: &tempfile::TempDir) -> leasehold::sqlite::Sqlite {
-    leasehold::sqlite::Sqlite::open(folder.path().join("locks.db")).expect("a file of its own")
+/// A database of its own on the same server.
+#[cfg(feature = "postgres")]
+pub(crate) fn advisory_url() -> String {
+    let (server, database) = (postgres_server(), format!("store_{}", next()));
+    server.sql(&format!("CREATE DATABASE {database}")).expect("made");
+    format!("postgres+advisory://postgres@{}/{database}", server.address())
 }
 
 /// An empty store of each engine.
@@ -250,6 +219,8 @@ pub(crate) fn stores() -> Vec<Store> {
     let (redis, redlock) = redis_urls();
     vec![
         Store::Memory(Memory::new()),
+        #[cfg(feature = "postgres")]
+        Store::Advisory(advisory_url()),
         #[cfg(feature = "etcd")]
         Store::Etcd(etcd_url()),
         #[cfg(feature = "postgres")]
@@ -270,6 +241,18 @@ pub(crate) fn on_every_store(test: impl AsyncFn(Store)) {
     for store in stores() {
         runtime().block_on(test(store));
     }
+}
+
+/// The same on those that can do what the test needs.
+pub(crate) fn on_stores_that(can: fn(&Capabilities) -> bool, test: impl AsyncFn(Store)) {
+    let mut tested = 0;
+    for store in stores() {
+        if can(&store.engine().info().can) {
+            runtime().block_on(test(store));
+            tested += 1;
+        }
+    }
+    assert!(tested > 0, "no store of this build can do it");
 }
 
 pub(crate) fn runtime() -> tokio::runtime::Runtime {

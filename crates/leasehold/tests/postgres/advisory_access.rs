@@ -1,8 +1,10 @@
 //! Installing, rights, passwords and TLS for advisory locks: how a client gets in.
 
-use leasehold::engine::Engine;
+use std::time::Duration;
+
+use leasehold::engine::{Engine, Level};
 use leasehold::postgres::Advisory;
-use leasehold::{Error, connect};
+use leasehold::{Client, Error, connect};
 use leasehold_testkit::{Certificates, Postgres};
 
 use crate::support::{LONG, advisory_on, database, plain, server, soon, truth};
@@ -119,4 +121,44 @@ async fn a_server_that_is_gone_is_unreachable_and_its_leases_are_lost() {
     assert!(matches!(error, Error::Unreachable { .. }), "{error:?}");
     let error = soon("the answer", client.mutex("n").lock()).await.expect_err("gone");
     assert!(matches!(error, Error::Unreachable { .. }), "{error:?}");
+}
+
+/// What `doctor` says about a subject.
+async fn said(client: &Client, subject: &str) -> (Level, String) {
+    let findings = client.examine().await.expect("an answer");
+    let finding = findings.into_iter().find(|finding| finding.subject == subject);
+    finding.map(|finding| (finding.level, finding.found)).expect("looked at")
+}
+
+#[tokio::test]
+async fn the_session_of_a_lock_says_itself_how_long_it_lives_in_silence() {
+    let url = advisory_on(server());
+    let client = connect(&url).await.expect("connected");
+    // The session of this lease is the only one with this timeout: a tenth and 0.1 s more.
+    let _lease = client.mutex("n").ttl(Duration::from_secs(20)).lock().await.expect("a lease");
+    let (level, found) = said(&client, "timeouts").await;
+    assert_eq!(level, Level::Good, "{found}");
+    assert!(found.contains("22.1s") && found.contains("every 250ms"), "{found}");
+    let (level, found) = said(&client, "keep-alives").await;
+    assert_eq!(level, Level::Good, "{found}");
+    assert_eq!(found, "after 6s of silence; the server gives up after 15s");
+    let (level, found) = said(&client, "proxy").await;
+    assert!(level == Level::Good && found.contains("none"), "{found}");
+    // Its sessions are as many as before, and none is kept from being used.
+    let next = client.mutex("m").ttl(Duration::from_secs(20)).lock().await.expect("a lease");
+    assert!(next.is_held());
+}
+
+#[tokio::test]
+async fn a_session_over_a_socket_file_has_no_keep_alives_and_says_so() {
+    let url = advisory_on(server());
+    let (folder, port) = (server().folder().join("pg"), server().port());
+    let folder = folder.display();
+    let url = format!("postgres+advisory://postgres@:{port}/{}?host={folder}", database(&url));
+    let client = connect(&url).await.expect("connected");
+    let (level, found) = said(&client, "keep-alives").await;
+    assert!(level == Level::Good && found.contains("none over a socket file"), "{found}");
+    let (level, found) = said(&client, "timeouts").await;
+    assert!(level == Level::Good && found.contains("33.1s"), "{found}");
+    drop(client.mutex("n").lock().await.expect("a lease"));
 }

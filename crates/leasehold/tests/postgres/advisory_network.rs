@@ -3,23 +3,24 @@
 
 use std::time::Duration;
 
+use leasehold::layer::retry::RetryPolicy;
 use leasehold::{Client, Error, LeaseState, LostCause, Released, connect};
-use leasehold_testkit::{AfterLoss, Direction, Proxy};
+use leasehold_testkit::{AfterLoss, Direction, Postgres, Proxy};
 
 use crate::support::{
-    EVENT_MAX, LONG, advisory_on, database, granted, server, soon, until, until_free,
-    until_waiting, waiter,
+    EVENT_MAX, LONG, advisory_on, carried_out, database, granted, number, plain, server, soon,
+    until, until_free, until_waiting, waiter,
 };
 
 /// A store reached directly and over a proxy.
-struct Lab {
-    proxy: Proxy,
-    direct: String,
+pub(crate) struct Lab {
+    pub(crate) proxy: Proxy,
+    pub(crate) direct: String,
     troubled: String,
 }
 
 impl Lab {
-    async fn new(options: &str) -> Self {
+    pub(crate) async fn new(options: &str) -> Self {
         let direct = advisory_on(server());
         let proxy = Proxy::start(server().address()).await.expect("a proxy");
         let (address, database) = (proxy.address(), database(&direct).to_owned());
@@ -28,7 +29,7 @@ impl Lab {
     }
 
     /// A client with trouble, and one without.
-    async fn clients(&self) -> (Client, Client) {
+    pub(crate) async fn clients(&self) -> (Client, Client) {
         let other = connect(&self.direct).await.expect("connected");
         (connect(&self.troubled).await.expect("connected"), other)
     }
@@ -181,6 +182,29 @@ async fn f28_a_lease_is_lost_when_its_connection_is_cut_and_not_a_ttl_later() {
     assert!(granted(next).await.fence() > lease.fence());
     // The client goes on with other connections.
     assert!(client.mutex("m").try_lock().await.expect("an answer").is_some());
+}
+
+#[tokio::test]
+async fn f29_the_driver_repeats_nothing_and_the_engine_asks_once_more_on_another_session() {
+    let server = Postgres::new().setting("log_statement", "all").start().await.expect("a server");
+    let direct = advisory_on(&server);
+    let proxy = Proxy::start(server.address()).await.expect("a proxy");
+    let troubled =
+        format!("postgres+advisory://postgres@{}/{}", proxy.address(), database(&direct));
+    let builder = Client::builder().retry(RetryPolicy::OFF);
+    let client = builder.connect(&troubled).await.expect("connected");
+    client.mutex("m").lock().await.expect("a lease").release().await.expect("an answer");
+    let before = carried_out(&server, "pg_try_advisory_lock");
+    proxy.lose_next_reply(AfterLoss::Reset);
+    let lease = soon("a grant", client.mutex("n").lock()).await.expect("a lease");
+    assert_eq!(proxy.traffic().replies_lost, 1);
+    // The lock that nobody heard of ended with its session, so another session has to ask.
+    assert_eq!(carried_out(&server, "pg_try_advisory_lock") - before, 2);
+    let observer = plain(&direct).await;
+    let locks = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'";
+    until("one lock", async || number(&observer, locks).await == 1).await;
+    assert_eq!(lease.release().await.expect("an answer"), Released::Released);
+    until("no lock", async || number(&observer, locks).await == 0).await;
 }
 
 #[tokio::test]

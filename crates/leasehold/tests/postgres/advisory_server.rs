@@ -4,9 +4,8 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use leasehold::engine::Level;
-use leasehold::error::Config;
 use leasehold::{Client, Error, LeaseState, Released, connect};
-use leasehold_testkit::{Pgbouncer, Postgres, Worker};
+use leasehold_testkit::{Postgres, Worker};
 
 use crate::support::{
     EVENT_MAX, LONG, advisory_on, database, granted, server, soon, until, until_waiting, waiter,
@@ -122,11 +121,11 @@ fn f11_a_lease_survives_the_runtime_that_took_it() {
 }
 
 /// What a restart does to a lease, and what comes after it.
-async fn restarted(url: &str, restart: impl AsyncFnOnce()) {
+async fn restarted(url: &str, ttl: Duration, restart: impl AsyncFnOnce()) {
     let client = connect(url).await.expect("connected");
-    let lease = client.mutex("n").ttl(TTL).lock().await.expect("a lease");
+    let lease = client.mutex("n").ttl(ttl).lock().await.expect("a lease");
     let granted_at = Instant::now();
-    let other = client.mutex("m").ttl(TTL).lock().await.expect("a lease");
+    let other = client.mutex("m").ttl(ttl).lock().await.expect("a lease");
     restart().await;
     soon("the loss", lease.lost()).await;
     soon("the loss", other.lost()).await;
@@ -142,7 +141,7 @@ async fn restarted(url: &str, restart: impl AsyncFnOnce()) {
     let tried = fresh.mutex("n").try_lock().await.expect("an answer");
     assert!(tried.is_none(), "somebody frozen may still believe to hold it");
     let next = soon("a grant", fresh.mutex("n").lock()).await.expect("a lease");
-    assert!(granted_at.elapsed() >= TTL, "granted after {:?}", granted_at.elapsed());
+    assert!(granted_at.elapsed() >= ttl, "granted after {:?}", granted_at.elapsed());
     assert!(next.fence() > other.fence() + 1_000_000, "{} {}", next.fence(), other.fence());
     // The old client finds the server again, and its guard.
     assert!(client.mutex("n").try_lock().await.expect("an answer").is_none());
@@ -153,7 +152,7 @@ async fn restarted(url: &str, restart: impl AsyncFnOnce()) {
 async fn f70_a_restart_loses_every_lease_at_once_and_claims_wait_for_the_guard() {
     let server = Postgres::new().start().await.expect("a server");
     let url = advisory_on(&server);
-    restarted(&url, async || {
+    restarted(&url, TTL, async || {
         server.shut_down().expect("it ends");
         server.launch().expect("it starts");
         server.wait_ready().await.expect("it answers");
@@ -165,7 +164,7 @@ async fn f70_a_restart_loses_every_lease_at_once_and_claims_wait_for_the_guard()
 async fn f70_a_crash_takes_no_fence_back_although_nobody_waits_for_the_disk() {
     let server = Postgres::new().start().await.expect("a server");
     let url = advisory_on(&server);
-    restarted(&url, async || server.restart().await.expect("it starts again")).await;
+    restarted(&url, TTL, async || server.restart().await.expect("it starts again")).await;
 }
 
 #[tokio::test]
@@ -173,7 +172,7 @@ async fn f71_a_server_process_that_crashes_takes_all_sessions_along() {
     let server = Postgres::new().start().await.expect("a server");
     let url = advisory_on(&server);
     // The server goes on without a new start: only what was not logged tells of the crash.
-    restarted(&url, async || {
+    restarted(&url, TTL, async || {
         let any = "SELECT max(pid) FROM pg_stat_activity \
                    WHERE application_name = 'leasehold advisory'";
         let pid = server.sql(any).expect("an answer");
@@ -229,16 +228,19 @@ async fn f72_fences_of_a_promoted_standby_are_above_all_before_although_it_lagge
 }
 
 #[tokio::test]
-async fn f73_a_pooling_proxy_is_refused_with_the_reason_and_the_alternative() {
-    // One refuses what a session is to be, the other drops it.
-    for ignored in ["", "options"] {
-        let pooler = Pgbouncer::before(server()).ignore(ignored).start().await.expect("a pooler");
-        let url = pooler.url().replace("postgres://", "postgres+advisory://");
-        let error = connect(&url).await.expect_err("refused");
-        assert!(matches!(error, Error::Config(Config::Unsupported { .. })), "{error:?}");
-        let text = error.to_string();
-        assert!(text.contains("PgBouncer") && text.contains("`postgres://`"), "{text}");
-    }
+async fn f72_a_promoted_standby_knows_no_lease_and_claims_wait_for_the_guard() {
+    // To follow, and to be promoted, takes longer than to start.
+    let ttl = 3 * TTL;
+    let server = Postgres::new().start().await.expect("a server");
+    let url = advisory_on(&server);
+    restarted(&url, ttl, async || {
+        server.shut_down().expect("it ends");
+        std::fs::write(server.folder().join("pg/standby.signal"), "").expect("written");
+        server.launch().expect("it starts");
+        server.wait_ready().await.expect("it answers");
+        server.sql("SELECT pg_promote()").expect("promoted");
+    })
+    .await;
 }
 
 #[tokio::test]

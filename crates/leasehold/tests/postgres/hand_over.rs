@@ -251,3 +251,48 @@ async fn a_grant_that_was_rung_for_survives_the_crash_that_follows() {
         drop(next);
     }
 }
+
+/// What the statement reads of claims is older than the line's lock, if it had to wait for that.
+#[tokio::test]
+async fn nothing_is_handed_to_one_who_left_while_the_giver_waited_for_the_lines_lock() {
+    let lab = Lab::new().await;
+    let held = lab.one.mutex("n").ttl(LONG).lock().await.expect("a lease");
+    let session = plain(server().url()).await;
+    let leaves = "decode(repeat('ab', 16), 'hex')";
+    let joins = format!(
+        "SELECT standing FROM {}.claim('n', {leaves}, 4294967295, 4294967295, {leaves}, 'l', '', \
+         300000000, 300000000, true, 0)",
+        lab.schema
+    );
+    let standing: String = session.query_one(&joins, &[]).await.expect("an answer").get(0);
+    assert_eq!(standing, "queued");
+    let next = waiter(lab.two.claim("n").ttl(LONG));
+    until_waiting(&lab.one, "n", 2).await;
+    let token = format!("SELECT token FROM {}.claims WHERE granted IS NOT NULL", lab.schema);
+    let token: Vec<u8> = session.query_one(&token, &[]).await.expect("an answer").get(0);
+    // Somebody has the line's lock while the lease is given back.
+    let lock = format!("BEGIN; SELECT FROM {}.lines WHERE name = 'n' FOR UPDATE", lab.schema);
+    session.batch_execute(&lock).await.expect("locked");
+    let gives = plain(server().url()).await;
+    let process: i32 = gives.query_one("SELECT pg_backend_pid()", &[]).await.expect("one").get(0);
+    let hand = lab.statement(HAND);
+    let giving = tokio::spawn(async move {
+        let arguments: [&(dyn ToSql + Sync); 2] = [&"n", &token];
+        gives.query(&hand, &arguments).await.expect("an answer").len()
+    });
+    let waits = format!(
+        "SELECT count(*) FROM pg_stat_activity WHERE pid = {process} AND wait_event_type = 'Lock'"
+    );
+    until("the giver waits", async || lab.sql(&waits) == "1").await;
+    let leave =
+        format!("SELECT * FROM {}.release(ARRAY['n'], ARRAY[{leaves}]); COMMIT", lab.schema);
+    session.batch_execute(&leave).await.expect("it left");
+    let handed = soon("the end of the statement", giving).await.expect("the task ends");
+    assert_eq!(handed, 0, "the first in line was not there any more");
+    let line = lab.one.show("n").await.expect("an answer").expect("a line");
+    assert_eq!((line.held.len(), line.waiting.len()), (1, 1));
+    assert_eq!(line.held[0].fence, held.fence());
+    assert_eq!(lab.sql("SELECT claims, held FROM STORE.lines"), "2|1");
+    assert_eq!(held.release().await.expect("an answer"), Released::Released);
+    assert!(granted(next).await.is_held());
+}

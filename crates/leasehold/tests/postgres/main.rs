@@ -6,14 +6,18 @@
 #![cfg(feature = "postgres")]
 
 mod advisory_access;
+mod advisory_grants;
 mod advisory_interop;
 mod advisory_network;
+mod advisory_pooler;
 mod advisory_server;
 mod advisory_sessions;
+mod advisory_threads;
 mod clock;
 mod fencing;
 mod hand_over;
 mod holder;
+mod hosts;
 mod line;
 mod network;
 mod plain;
@@ -22,3 +26,4 @@ mod restore;
 mod schema;
 mod server;
 mod support;
+mod warnings;

@@ -213,6 +213,52 @@ async fn excludes(server: &Server, kind: PeerKind) {
     drop(soon("a grant", client.mutex(&name).lock()).await.expect("a lease"));
 }
 
+/// Takes locks with as little as can be said, and reads them in the view.
+async fn sees(server: &Server, kind: PeerKind) {
+    let client = connect(server.url()).await.expect("connected");
+    client.install().await.expect("installed");
+    let name = format!("seen:{kind}");
+    let mut peer = Peer::spawn(kind, &[server.url()]).await.expect("a peer");
+    let mut other = Peer::spawn(kind, &[server.url()]).await.expect("a peer");
+    assert_eq!(peer.see(&name).await.expect("an answer"), "free");
+    assert!(peer.take(&name).await.expect("an answer"));
+    assert!(!other.take(&name).await.expect("an answer"));
+    assert!(!other.keep(&name).await.expect("an answer"));
+    assert!(client.mutex(&name).try_lock().await.expect("an answer").is_none());
+    let line = client.show(&name).await.expect("an answer").expect("a line");
+    let holder = line.held[0].holder.label().to_owned();
+    assert!(holder.starts_with(&format!("{kind}:")), "{holder}");
+    // Seen by anybody alike, with the default ttl and without metadata.
+    assert_eq!(other.see(&name).await.expect("an answer"), format!("{holder} 30 {{}}"));
+    assert!(peer.extend(&name, LONG).await.expect("an answer"));
+    let seen = other.see(&name).await.expect("an answer");
+    assert!(seen.starts_with(&format!("{holder} 30")) && seen != format!("{holder} 30 {{}}"));
+    assert!(peer.keep(&name).await.expect("an answer"));
+    let seen = other.see(&name).await.expect("an answer");
+    let seconds: u32 = seen.split(' ').nth(1).expect("a span").parse().expect("a number");
+    assert!((30..300).contains(&seconds), "{seen}");
+    assert!(peer.release(&name).await.expect("an answer"));
+    assert!(other.mark(&name, "{\"job\":7}").await.expect("an answer"));
+    let seen = peer.see(&name).await.expect("an answer");
+    assert!(seen.ends_with(" 30 {\"job\": 7}") && !seen.starts_with(&holder), "{seen}");
+    assert!(other.release(&name).await.expect("an answer"));
+    // The library's locks are in it as well.
+    let lease = client.mutex(&name).ttl(LONG).note("by hand").lock().await.expect("free");
+    let seen = peer.see(&name).await.expect("an answer");
+    let label = client.holder().label();
+    assert_eq!(seen, format!("{label} 300 {{\"note\": \"by hand\"}}"));
+    lease.release().await.expect("an answer");
+    assert_eq!(peer.see(&name).await.expect("an answer"), "free");
+}
+
+#[tokio::test]
+async fn psycopg_and_asyncpg_read_the_view_and_use_the_default_arguments() {
+    let server = Postgres::new().start().await.expect("a server");
+    for kind in PeerKind::ON_POSTGRES {
+        sees(&server, kind).await;
+    }
+}
+
 #[tokio::test]
 async fn psycopg_and_asyncpg_take_part_as_applications_write_it() {
     let server = Postgres::new().start().await.expect("a server");

@@ -23,23 +23,33 @@ fn dump(server: &Server, database: &str, schema: &str) -> String {
 /// Puts a dump back: while clients are connected, and before they can look. What they do meanwhile
 /// may be in its way, and then all of it is undone, and tried again.
 fn restore(server: &Server, database: &str, dump: &str) {
-    let restored = (0..5).any(|_| is_restored(server, database, dump));
-    assert!(restored, "psql refuses the dump");
+    for _ in 0..5 {
+        match restored(server, database, dump) {
+            Ok(()) => return,
+            Err(said) => assert!(said.contains("deadlock detected"), "psql refuses it: {said}"),
+        }
+    }
+    panic!("psql met a client of ours each time");
 }
 
-/// Runs a dump with `psql`, as one transaction.
-fn is_restored(server: &Server, database: &str, dump: &str) -> bool {
+/// Runs a dump with `psql`, as one transaction; what it says if it fails.
+fn restored(server: &Server, database: &str, dump: &str) -> std::result::Result<(), String> {
     use std::io::Write as _;
     let database = format!("postgres://postgres@{}/{database}", server.address());
     let mut psql = Command::new("psql")
         .args(["--quiet", "--single-transaction", "--set", "ON_ERROR_STOP=1", &database])
         .stdin(Stdio::piped())
         .stdout(Stdio::null())
+        .stderr(Stdio::piped())
         .spawn()
         .expect("psql is there");
-    // One that has ended reads no more, and its status says so.
+    // One that has ended reads no more, and says why.
     let _unread = psql.stdin.take().expect("piped").write_all(dump.as_bytes());
-    psql.wait().expect("it ends").success()
+    let ended = psql.wait_with_output().expect("it ends");
+    match ended.status.success() {
+        true => Ok(()),
+        false => Err(String::from_utf8_lossy(&ended.stderr).into_owned()),
+    }
 }
 
 /// A lease taken and given back; its fence.

@@ -9,7 +9,9 @@ use tokio_postgres::Row;
 
 use crate::error::{Error, Result};
 
+use super::super::failure;
 use super::super::link::{Argument, Link};
+use super::super::table::schema::{creation, forbidden};
 use super::{Inner, schema};
 
 #[derive(Debug, Default)]
@@ -40,7 +42,15 @@ impl Inner {
         let link = self.control().await?;
         let asked = link.client().query_typed(statement, arguments);
         let answer = link.ask(&self.settings, asked).await?;
-        answer.map_err(|error| schema::explained(&self.settings, &error))
+        answer.map_err(|error| match failure::is_uninstalled(&error) && self.is_right_missing() {
+            true => forbidden(&self.settings, &creation(&self.settings)),
+            false => schema::explained(&self.settings, &error),
+        })
+    }
+
+    /// Whether the store was not found, and would have been installed but for a right.
+    fn is_right_missing(&self) -> bool {
+        self.settings.install && self.found.get().is_none()
     }
 
     /// Closes it.

@@ -8,18 +8,22 @@ use crate::error::Result;
 
 use super::super::link::one;
 use super::Inner;
+use super::survey::{Keepalive, Survey};
+
+/// What the server is told to give a silent connection up after; it looks once a probe is due.
+const SILENCE_MAX: Duration = Duration::from_secs(18);
 
 pub(super) async fn examine(inner: &Arc<Inner>) -> Result<Vec<Finding>> {
     let store = &inner.settings.store;
     let row = one(store, inner.ask(&inner.statements.examine, &[]).await?)?;
+    let survey = inner.survey().await?;
     let collisions = inner.ask(&inner.statements.collisions, &[]).await?;
     let sessions = inner.book().seats.len();
     Ok(vec![
         good("version", format!("PostgreSQL {}", row.get::<_, &str>(0))),
         primary(row.get(3)),
         disk(row.get(2)),
-        // Opening the store made a session, which a pooling proxy would not have let pass.
-        good("proxy", "none that pools sessions: each answer comes from the same process".into()),
+        proxy(survey.own),
         connections(row.get(5), row.get(4)),
         good(
             "sessions",
@@ -30,7 +34,8 @@ pub(super) async fn examine(inner: &Arc<Inner>) -> Result<Vec<Finding>> {
             ),
         ),
         locks(row.get(7), row.get(8)),
-        timeouts(inner),
+        timeouts(&survey),
+        keepalives(survey.keepalive),
         guard(inner.guard, row.get(9), row.get(10)),
         good("keys", format!("by `{}`", inner.keys.name())),
         collided(collisions.first().map(|row| row.get(0))),
@@ -82,21 +87,54 @@ fn locks(used: i64, room: i64) -> Finding {
     finding(Level::Warning, "locks", found, "raise max_locks_per_transaction")
 }
 
-fn timeouts(inner: &Inner) -> Finding {
-    let book = inner.book();
-    let mut idle: Vec<u64> = book.seats.values().map(|seat| seat.timeout_ms).collect();
-    idle.sort_unstable();
-    idle.dedup();
-    let idle: Vec<String> =
-        idle.into_iter().map(|ms| format!("{:?}", Duration::from_millis(ms))).collect();
-    good(
-        "timeouts",
-        format!(
-            "idle_session_timeout {}; keep-alives after 6 s, given up after 15 s; waiting clients \
-             are looked for every 250 ms",
-            idle.join(", ")
+fn proxy(own: bool) -> Finding {
+    match own {
+        true => good("proxy", "none: the process that answers is the one that was named".into()),
+        false => finding(
+            Level::Bad,
+            "proxy",
+            "another process answers than the one that was named: a proxy lends sessions".into(),
+            "connect to the server itself, or use the lease table (`postgres://`)",
         ),
-    )
+    }
+}
+
+fn timeouts(survey: &Survey) -> Finding {
+    if survey.idle.is_zero() {
+        return finding(
+            Level::Bad,
+            "timeouts",
+            "idle_session_timeout is 0: a client that is frozen keeps its locks".into(),
+            "let nothing between here and the server change the settings of a session",
+        );
+    }
+    let found = format!("idle_session_timeout {:?}", survey.idle);
+    if survey.check.is_zero() {
+        return finding(
+            Level::Warning,
+            "timeouts",
+            format!("{found}; client_connection_check_interval is 0: dead waiters stay in line"),
+            "let nothing between here and the server change the settings of a session",
+        );
+    }
+    good("timeouts", format!("{found}; waiting clients are looked for every {:?}", survey.check))
+}
+
+fn keepalives(keepalive: Option<Keepalive>) -> Finding {
+    let Some(keepalive) = keepalive else {
+        return good("keep-alives", "none over a socket file, which ends with its process".into());
+    };
+    let (idle, gives_up) = (keepalive.idle, keepalive.gives_up());
+    let found = format!("after {idle:?} of silence; the server gives up after {gives_up:?}");
+    match !idle.is_zero() && gives_up <= SILENCE_MAX {
+        true => good("keep-alives", found),
+        false => finding(
+            Level::Warning,
+            "keep-alives",
+            format!("{found}: it finds late that a waiting client is gone without a word"),
+            "see whether the server's system takes tcp_keepalives_idle and its like",
+        ),
+    }
 }
 
 fn guard(set: Option<Duration>, longest_ms: i64, up_ms: i64) -> Finding {
@@ -148,5 +186,21 @@ mod tests {
         assert_eq!(guard(Some(Duration::ZERO), 30_000, 1).level, Level::Warning);
         assert_eq!(guard(None, 30_000, 1).level, Level::Good);
         assert_eq!(collided(Some("a, b".into())).level, Level::Warning);
+        assert_eq!(proxy(false).level, Level::Bad);
+    }
+
+    #[test]
+    fn what_a_session_says_of_its_silence_is_judged() {
+        let secs = Duration::from_secs;
+        let survey = |idle, check| Survey { own: true, idle, check, keepalive: None };
+        assert_eq!(timeouts(&survey(secs(33), secs(1))).level, Level::Good);
+        assert_eq!(timeouts(&survey(secs(33), secs(0))).level, Level::Warning);
+        assert_eq!(timeouts(&survey(secs(0), secs(1))).level, Level::Bad);
+        let level = |idle, timeout| {
+            keepalives(Some(Keepalive::new(secs(idle), secs(3), 3, secs(timeout)))).level
+        };
+        assert_eq!(keepalives(None).level, Level::Good);
+        assert_eq!((level(6, 15), level(6, 0)), (Level::Good, Level::Good));
+        assert_eq!((level(7200, 0), level(0, 15)), (Level::Warning, Level::Warning));
     }
 }

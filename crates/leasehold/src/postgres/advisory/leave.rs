@@ -55,7 +55,12 @@ impl Inner {
         keys: &[ClaimKey],
         why: Leave,
     ) -> Result<Vec<Released>> {
-        join_all(keys.iter().map(|key| self.part(key, why))).await.into_iter().collect()
+        match keys {
+            [key] => Ok(vec![self.part(key, why).await?]),
+            keys => {
+                join_all(keys.iter().map(|key| self.part(key, why))).await.into_iter().collect()
+            }
+        }
     }
 
     async fn part(self: &Arc<Self>, key: &ClaimKey, why: Leave) -> Result<Released> {
@@ -150,6 +155,7 @@ impl Inner {
                 tracing::debug!(%error, "a wait cannot be cancelled; its session ends");
                 break;
             }
+            let over = session.meanwhile(over);
             if tokio::time::timeout(CANCEL_AGAIN, over).await.is_ok() {
                 return;
             }

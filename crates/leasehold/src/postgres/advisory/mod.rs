@@ -6,21 +6,24 @@
 //! it, and heartbeats keep it. What is lost with a session is noticed when its connection ends.
 //! What is promised and what is not is in `docs/engines/postgres-advisory.md`.
 
+mod age;
 mod book;
 mod control;
+mod course;
 mod crew;
 mod describe;
 mod digest;
 mod direct;
-mod driver;
 mod examine;
 mod keys;
 mod lapse;
 mod leave;
 mod renew;
+mod rounds;
 mod schema;
 mod seats;
 mod session;
+mod survey;
 mod take;
 mod view;
 
@@ -104,6 +107,7 @@ struct Inner {
     lost: Notify,
     lapse: Lapse,
     scribe: describe::Scribe,
+    rounds: rounds::Rounds,
     /// Server processes of sessions that ended, until they are gone there as well.
     ghosts: Mutex<Vec<(i32, Moment)>>,
 }
@@ -146,6 +150,7 @@ impl Advisory {
             lost: Notify::new(),
             lapse: Lapse::default(),
             scribe: describe::Scribe::default(),
+            rounds: rounds::Rounds::default(),
             ghosts: Mutex::default(),
         });
         let engine = Self { inner, _crew: Arc::new(crew) };
@@ -155,6 +160,7 @@ impl Advisory {
         }
         engine.inner.deck.run(lapse::watch(Arc::clone(&engine.inner)));
         engine.inner.deck.run(describe::write(Arc::clone(&engine.inner)));
+        engine.inner.deck.run(rounds::go(Arc::clone(&engine.inner)));
         Ok(engine)
     }
 }
@@ -234,7 +240,10 @@ impl Engine for Advisory {
 
     async fn wait(&self, key: &ClaimKey) -> Result<Wake> {
         match self.inner.belfry.bell(&key.token) {
-            Some(bell) => Ok(bell.heard().await),
+            Some(bell) => Ok(match self.inner.waits_on(key) {
+                Some(session) => session.meanwhile(bell.heard()).await,
+                None => bell.heard().await,
+            }),
             // It waits for the guard to pass: the time that was answered says when to ask.
             None if self.inner.guarded().is_some() => std::future::pending().await,
             None => Ok(Wake::Ask),
@@ -347,9 +356,12 @@ impl Engine for Advisory {
     }
 
     async fn close(&self) -> Result<()> {
+        // What the client that closes had is given back. Another may share this engine, and what
+        // is in use is that one's.
         let sessions: Vec<_> = {
             let book = self.inner.book();
-            book.seats.values().map(|seat| Arc::clone(&seat.session)).collect()
+            let idle = book.seats.values().filter(|seat| seat.is_idle());
+            idle.map(|seat| Arc::clone(&seat.session)).collect()
         };
         for session in sessions {
             session.end();

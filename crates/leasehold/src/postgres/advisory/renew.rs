@@ -8,6 +8,7 @@ use futures_util::future::join_all;
 use tokio_postgres::types::Type;
 
 use crate::claim::{Renewal, Standing};
+use crate::clock::Moment;
 use crate::error::{Error, Result};
 
 use super::book::{Place, Written};
@@ -44,7 +45,7 @@ impl Inner {
         if let Some(error) = silent {
             return Err(error);
         }
-        let mut answers = self.kept(renewals, sent);
+        let mut answers = self.kept(renewals, sent, &sessions);
         // That others cannot read the new ends is no reason to lose a lease.
         if !matches!(tokio::time::timeout(WRITE_MAX, self.prolong(renewals)).await, Ok(Ok(()))) {
             tracing::debug!("others read another end of some leases than they have");
@@ -107,13 +108,27 @@ impl Inner {
     }
 
     /// How each claim stands.
-    fn kept(&self, renewals: &[Renewal], sent: crate::clock::Moment) -> Vec<Standing> {
+    fn kept(
+        &self,
+        renewals: &[Renewal],
+        sent: Moment,
+        asked: &[(Shared, Option<u64>)],
+    ) -> Vec<Standing> {
         let now = self.now();
         let mut book = self.book();
         let stand = |renewal: &Renewal| {
             let out = Standing::Out { ahead: 0, retry_in: RETRY_IN, by: None };
             let Some(entry) = book.entry(&renewal.key) else { return out };
             match &mut entry.place {
+                // Granted meanwhile: its session was not asked, and does not begin anew.
+                Place::Held { session, fence, kept_until, .. }
+                    if asked.iter().all(|(asked, _)| asked.id != *session) =>
+                {
+                    Standing::Held {
+                        fence: *fence,
+                        remaining: kept_until.since(sent).min(renewal.ttl),
+                    }
+                }
                 Place::Held { fence, kept_until, expires, .. } => {
                     (*kept_until, *expires) = (sent + renewal.ttl, now + renewal.ttl);
                     self.lapse.expect(*expires);

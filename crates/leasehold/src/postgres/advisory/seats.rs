@@ -72,14 +72,16 @@ impl Inner {
 
     /// Writes down a ttl that the guard has to know before a lock is granted for it.
     pub(super) async fn note_ttl(&self, ttl: Duration) -> Result<()> {
-        let ms = ttl.min(GUARD_MAX).as_millis() as u64;
-        if self.ttl_known_ms.load(Ordering::Acquire) >= ms {
-            return Ok(());
-        }
+        let ms = guarded_ms(ttl);
         let argument = i64::try_from(ms).unwrap_or(i64::MAX);
         self.ask(&self.statements.guard, &[(&argument, Type::INT8)]).await?;
         self.ttl_known_ms.fetch_max(ms, Ordering::AcqRel);
         Ok(())
+    }
+
+    /// Whether the guard knows a ttl that is as long.
+    pub(super) fn is_ttl_known(&self, ttl: Duration) -> bool {
+        self.ttl_known_ms.load(Ordering::Acquire) >= guarded_ms(ttl)
     }
 
     /// A session for a claim, opened if need be. `choose` puts the claim on it.
@@ -181,6 +183,11 @@ impl Inner {
             }
         });
     }
+}
+
+/// What a guard has to know of a ttl.
+fn guarded_ms(ttl: Duration) -> u64 {
+    ttl.min(GUARD_MAX).as_millis() as u64
 }
 
 /// The same error for somebody else who waited for the same attempt.

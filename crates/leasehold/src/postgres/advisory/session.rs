@@ -1,25 +1,25 @@
 //! One dedicated connection: a PostgreSQL session that holds locks, or waits for one.
 //!
 //! Everything a session is to be is said in its start-up message, so that a proxy in between that
-//! does not keep sessions apart is found at once. Each answer names the server's process: should
-//! it ever be another one, the locks are not ours, and the session is over.
+//! does not keep sessions apart is found at once. Each grant and heartbeat names the server's
+//! process: should it ever be another one, the locks are not ours, and the session is over.
 
 use std::fmt;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio::sync::OnceCell;
-use tokio::task::AbortHandle;
 use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Client, Row, Statement};
 
 use crate::error::{Config, Error, Result};
 
 use super::super::failure;
-use super::super::link;
 use super::super::settings::Settings;
-use super::driver::Driver;
+use super::super::{dial, link, own};
+use super::course::Course;
 use super::keys::AdvisoryKey;
 use super::schema::{self, Statements};
 
@@ -60,11 +60,17 @@ pub(super) struct Session {
     fences: String,
     prepared: [OnceCell<Statement>; 13],
     over: AtomicBool,
-    driver: Arc<Driver>,
-    /// What drives it on the engine's thread.
-    task: AbortHandle,
+    course: Course,
     exchange_limit: Duration,
     store: String,
+}
+
+/// A lock that was waited for.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Grant {
+    pub(super) fence: u64,
+    /// For how long, by the server's clock.
+    pub(super) waited: Duration,
 }
 
 /// What the server said about itself when a session began.
@@ -86,8 +92,8 @@ impl fmt::Debug for Session {
 }
 
 impl Session {
-    /// Connects on the present runtime, which drives the session from then on. `ended` is called
-    /// when it is over.
+    /// Connects on the engine's thread, to which the session belongs from then on. `ended` is
+    /// called when it is over.
     pub(super) async fn open(
         settings: &Settings,
         statements: &Statements,
@@ -96,24 +102,19 @@ impl Session {
     ) -> Result<(Session, Begun)> {
         let mut own = settings.clone();
         own.config.application_name(APPLICATION).options(options(timeout_ms));
-        let connected = link::connect(&own).await.map_err(|error| refusal(settings, error));
-        let (client, messages) = connected?;
-        let driver = Arc::new(Driver::default());
-        let driven = Arc::clone(&driver).run(messages);
-        let task = tokio::spawn(async move {
-            driven.await;
-            ended();
-        });
+        let dialled = dial::dial(&own).await.map_err(|error| refusal(settings, error))?;
+        // From here on whoever asks watches for the answer.
+        dialled.ear.close();
+        let course = Course::begin(dialled.messages, dialled.watched, ended);
         let mut session = Session {
             id,
             pid: 0,
             backend: 0,
-            client,
+            client: dialled.client,
             fences: statements.fences.clone(),
             prepared: Default::default(),
             over: AtomicBool::new(false),
-            driver,
-            task: task.abort_handle(),
+            course,
             exchange_limit: settings.exchange_limit,
             store: settings.store.clone(),
         };
@@ -142,7 +143,7 @@ impl Session {
             }
             Ok(rows)
         };
-        let rows = session.in_time(first).await?;
+        let rows = session.in_time(session.course.answered(first)).await?;
         let rows = rows.map_err(|error| schema::explained(settings, &error))?;
         let row = link::one(&self.store, rows)?;
         if row.get::<_, i64>(2) != timeout_ms as i64 {
@@ -166,7 +167,27 @@ impl Session {
     /// Ends the session: its connection is closed, answered or not.
     pub(super) fn end(&self) {
         self.over.store(true, Ordering::Release);
-        self.task.abort();
+        self.course.end();
+    }
+
+    /// Has the present runtime watch what the server says.
+    pub(super) fn attend(&self) {
+        self.course.attend();
+    }
+
+    /// Awaits what comes of the answer to a wait, for which the present runtime watches.
+    pub(super) async fn meanwhile<T>(&self, awaited: impl Future<Output = T>) -> T {
+        self.course.meanwhile(awaited).await
+    }
+
+    /// Reads what the server has said, if anything.
+    pub(super) fn look(&self) {
+        self.course.look();
+    }
+
+    /// Does something on the session that nobody need wait for, beginning here and now.
+    pub(super) fn along(&self, job: impl Future<Output = ()> + Send + 'static) {
+        self.course.along(job);
     }
 
     /// Takes a lock if it is free, and a fence with it. `timeout_ms` is said first where the
@@ -177,19 +198,26 @@ impl Session {
         shared: bool,
         timeout_ms: Option<u64>,
     ) -> Answer<Option<u64>> {
-        let asked = self.say(Verb::Take, key, shared, timeout_ms);
+        let asked = pin!(self.say(Verb::Take, key, shared, timeout_ms));
+        let asked = pin!(self.course.answered(asked));
         self.answered(self.in_time(asked).await?, fence)
     }
 
     /// Waits for a lock, and takes a fence once it is there. No time limit: whoever waits is
-    /// cancelled.
+    /// cancelled. Only [`along`](Self::along) with the connection: nothing watches for the answer
+    /// but [`meanwhile`](Self::meanwhile).
     pub(super) async fn wait(
         &self,
         key: AdvisoryKey,
         shared: bool,
         timeout_ms: Option<u64>,
-    ) -> Answer<Option<u64>> {
-        self.answered(self.say(Verb::Wait, key, shared, timeout_ms).await, fence)
+    ) -> Answer<Option<Grant>> {
+        self.answered(self.say(Verb::Wait, key, shared, timeout_ms).await, |row| {
+            let waited = row.get::<_, Option<f64>>(2).map(Duration::try_from_secs_f64);
+            // Below zero if the clock was set back.
+            let waited = waited.and_then(|waited| waited.ok()).unwrap_or_default();
+            fence(row).map(|fence| Grant { fence, waited })
+        })
     }
 
     /// Gives a lock back; answers whether it was there. What was written about it goes after it,
@@ -200,25 +228,47 @@ impl Session {
         shared: bool,
         forget: Option<(&str, i64)>,
     ) -> Answer<bool> {
-        let asked = async {
-            // Polled in this order, so sent in this order, and in one exchange.
-            let first = self.say(Verb::Drop, key, shared, None);
-            let (answer, ()) = tokio::join!(biased; first, self.forget(forget));
+        let asked = pin!(async {
+            let answer = match forget {
+                None => self.say(Verb::Drop, key, shared, None).await,
+                Some(forget) => {
+                    // Polled in this order, so sent in this order, and in one exchange.
+                    let first = self.say(Verb::Drop, key, shared, None);
+                    Box::pin(async { tokio::join!(biased; first, self.forget(forget)).0 }).await
+                }
+            };
             match answer {
-                Err(error) if is_cancelled(&error) => self.say(Verb::Drop, key, shared, None).await,
+                Err(error) if is_cancelled(&error) => {
+                    Box::pin(self.say(Verb::Drop, key, shared, None)).await
+                }
                 answer => answer,
             }
-        };
-        self.answered(self.in_time(asked).await?, |row| row.get(1))
+        });
+        let asked = pin!(self.course.answered(asked));
+        match self.in_time(asked).await?.map(|row| row.get(0)) {
+            // Only the process that had it could say so.
+            Ok(true) => Ok(Ok(true)),
+            Ok(false) => Ok(Box::pin(self.beat(None)).await?.map(|()| false)),
+            Err(error) => Ok(Err(error)),
+        }
     }
 
-    async fn forget(&self, forget: Option<(&str, i64)>) {
-        let Some((statement, row)) = forget else { return };
+    async fn forget(&self, (statement, row): (&str, i64)) {
         let rows = vec![row];
         let row: [(&(dyn ToSql + Sync), Type); 1] = [(&rows, Type::INT8_ARRAY)];
         if let Err(error) = self.client.execute_typed(statement, &row).await {
             tracing::debug!(%error, "a row about a lock is left; it is swept later");
         }
+    }
+
+    /// Asks something that has nothing to do with locks.
+    pub(super) async fn ask(&self, statement: &str) -> Answer<Vec<Row>> {
+        self.in_time(self.course.answered(self.client.query_typed(statement, &[]))).await
+    }
+
+    /// The server process that was named when the session began.
+    pub(super) async fn process_told(&self) -> Option<i32> {
+        own::process_told(&self.client).await
     }
 
     /// Shows the server that the client is alive.
@@ -227,11 +277,12 @@ impl Session {
         let asked = async {
             match self.say(Verb::Beat, key, false, timeout_ms).await {
                 Err(error) if is_cancelled(&error) => {
-                    self.say(Verb::Beat, key, false, timeout_ms).await
+                    Box::pin(self.say(Verb::Beat, key, false, timeout_ms)).await
                 }
                 answer => answer,
             }
         };
+        let asked = self.course.answered(asked);
         self.answered(self.in_time(asked).await?, |_| ())
     }
 
@@ -242,31 +293,33 @@ impl Session {
         shared: bool,
         timeout_ms: Option<u64>,
     ) -> std::result::Result<Row, tokio_postgres::Error> {
-        let set = async {
-            match timeout_ms {
-                Some(timeout) => {
-                    let set = format!("SET idle_session_timeout = {timeout}");
-                    self.client.batch_execute(&set).await
-                }
-                None => Ok(()),
-            }
-        };
-        let asked = async {
-            let statement = self.statement(verb, key, shared).await?;
-            match (verb, key) {
-                (Verb::Beat, _) => self.client.query_one(statement, &[]).await,
-                (_, AdvisoryKey::Number(number)) => {
-                    self.client.query_one(statement, &[&number]).await
-                }
-                (_, AdvisoryKey::Pair(first, second)) => {
-                    self.client.query_one(statement, &[&first, &second]).await
-                }
-            }
-        };
-        // Polled in this order, so sent in this order, and in one exchange.
-        let both = async { tokio::join!(biased; set, asked) };
-        let (set, row) = self.driver.sent(both).await;
+        let Some(timeout) = timeout_ms else { return self.put(verb, key, shared).await };
+        let set = format!("SET idle_session_timeout = {timeout}");
+        let set = self.client.batch_execute(&set);
+        // Polled in this order, so sent in this order, and in one exchange. It is seldom, and kept
+        // out of what is usual: futures are moved about with all that they may ever need.
+        let both = async { tokio::join!(biased; set, self.put(verb, key, shared)) };
+        let (set, row) = Box::pin(both).await;
         set.and(row)
+    }
+
+    async fn put(
+        &self,
+        verb: Verb,
+        key: AdvisoryKey,
+        shared: bool,
+    ) -> std::result::Result<Row, tokio_postgres::Error> {
+        let statement = match self.prepared[place(verb, key, shared)].get() {
+            Some(statement) => statement,
+            None => Box::pin(self.statement(verb, key, shared)).await?,
+        };
+        match (verb, key) {
+            (Verb::Beat, _) => self.client.query_one(statement, &[]).await,
+            (_, AdvisoryKey::Number(number)) => self.client.query_one(statement, &[&number]).await,
+            (_, AdvisoryKey::Pair(first, second)) => {
+                self.client.query_one(statement, &[&first, &second]).await
+            }
+        }
     }
 
     /// A statement, prepared when it is first needed. What gives back is prepared with what takes,
@@ -289,16 +342,11 @@ impl Session {
         key: AdvisoryKey,
         shared: bool,
     ) -> std::result::Result<&Statement, tokio_postgres::Error> {
-        let pair = matches!(key, AdvisoryKey::Pair(..));
-        let place = match verb {
-            Verb::Beat => 12,
-            verb => verb as usize * 4 + usize::from(pair) * 2 + usize::from(shared),
-        };
         let make = || async {
-            let text = text(verb, pair, shared, &self.fences);
-            self.client.prepare(&text).await
+            let pair = matches!(key, AdvisoryKey::Pair(..));
+            self.client.prepare(&text(verb, pair, shared, &self.fences)).await
         };
-        self.prepared[place].get_or_try_init(make).await
+        self.prepared[place(verb, key, shared)].get_or_try_init(make).await
     }
 
     /// Awaits an answer within the time limit.
@@ -335,6 +383,15 @@ fn is_cancelled(error: &tokio_postgres::Error) -> bool {
     failure::code(error) == Some("57014")
 }
 
+/// Where a statement is kept.
+fn place(verb: Verb, key: AdvisoryKey, shared: bool) -> usize {
+    let pair = matches!(key, AdvisoryKey::Pair(..));
+    match verb {
+        Verb::Beat => 12,
+        verb => verb as usize * 4 + usize::from(pair) * 2 + usize::from(shared),
+    }
+}
+
 fn fence(row: &Row) -> Option<u64> {
     row.get::<_, Option<i64>>(1).map(|fence| fence.max(0) as u64)
 }
@@ -353,7 +410,9 @@ fn options(timeout_ms: u64) -> String {
     )
 }
 
-/// `CASE` keeps the order: the fence is taken once the lock is there, and not without it.
+/// `CASE` keeps the order: the fence is taken once the lock is there, and not without it. The
+/// clock is read once the fence is there, because a row is made before anything is said of it; a
+/// statement's own time is that of its arrival.
 fn text(verb: Verb, pair: bool, shared: bool, fences: &str) -> String {
     let shared = if shared { "_shared" } else { "" };
     let key = if pair { "$1::integer, $2::integer" } else { "$1::bigint" };
@@ -363,10 +422,13 @@ fn text(verb: Verb, pair: bool, shared: bool, fences: &str) -> String {
              CASE WHEN pg_try_advisory_lock{shared}({key}) THEN nextval({fences}) END"
         ),
         Verb::Wait => format!(
-            "SELECT pg_backend_pid(), \
-             CASE WHEN pg_advisory_lock{shared}({key})::text = '' THEN nextval({fences}) END"
+            "SELECT pg_backend_pid(), fence, CASE WHEN fence IS NOT NULL \
+             THEN date_part('epoch', clock_timestamp() - statement_timestamp()) END \
+             FROM (SELECT CASE WHEN pg_advisory_lock{shared}({key})::text = '' \
+             THEN nextval({fences}) END AS fence) AS granted"
         ),
-        Verb::Drop => format!("SELECT pg_backend_pid(), pg_advisory_unlock{shared}({key})"),
+        // It is given back by the process that has it, and by no other.
+        Verb::Drop => format!("SELECT pg_advisory_unlock{shared}({key})"),
         Verb::Beat => "SELECT pg_backend_pid()".to_owned(),
     }
 }

@@ -4,17 +4,18 @@
 //! statement that waits; where somebody met somebody within the last second, it is sent at once.
 
 use std::sync::Arc;
-use std::task::{Context, Waker};
 use std::time::Duration;
 
 use crate::claim::{Claim, ClaimKey, Holder, Mode, Standing};
+use crate::clock::Moment;
 use crate::engine::Wake;
 use crate::error::{Config, Cycle, Error, Result};
 
 use super::super::failure;
-use super::book::{Entry, Leave, Place, Written, timeout_ms};
+use super::age::Age;
+use super::book::{Entry, Leave, Pick, Place, Written, timeout_ms};
 use super::keys::AdvisoryKey;
-use super::session::{Answer, ENGINE, Shared};
+use super::session::{Answer, ENGINE, Grant, Shared};
 use super::{Inner, RETRY_IN};
 
 /// How long a claim that waits is given to be granted before it is answered that it waits.
@@ -22,6 +23,16 @@ const GRACE: Duration = Duration::from_millis(2);
 
 /// How often a claim is put on another session because the one it was on ended.
 const TIMES: usize = 4;
+
+/// A lock that was waited for, as it counts.
+#[derive(Clone, Copy)]
+struct Dated {
+    fence: u64,
+    /// Since when the server keeps it.
+    since: Moment,
+    /// It counts from its reading, so that whoever waits need not be told since when.
+    fresh: bool,
+}
 
 /// A claim in PostgreSQL's words.
 #[derive(Clone, Copy)]
@@ -40,15 +51,20 @@ impl Inner {
             Mode::Permits { .. } => return Err(no_permits()),
         };
         let lock = Lock { claim, on, shared };
-        if let Some(standing) = self.known(lock).await? {
+        // What is seldom is in boxes: a future is moved about with all that it may ever need.
+        let is_known = self.book().claims.contains_key(&claim.key.token);
+        if is_known && let Some(standing) = Box::pin(self.known(lock)).await? {
             return Ok(standing);
         }
         if self.found.get().is_none() {
             // It could not be had when the store was opened.
-            self.find().await?;
+            Box::pin(self.find()).await?;
         }
-        self.note_ttl(claim.ttl).await?;
-        let by = self.obstacle(lock).await?;
+        if !self.is_ttl_known(claim.ttl) {
+            Box::pin(self.note_ttl(claim.ttl)).await?;
+        }
+        let is_met = self.book().obstacle(on, shared).is_some();
+        let by = if is_met { Box::pin(self.obstacle(lock)).await? } else { None };
         let contended = self.book().is_contended(on, self.now());
         if by.is_none() && !(claim.join && contended) {
             if let Some(held) = self.try_take(lock).await? {
@@ -58,7 +74,7 @@ impl Inner {
             self.book().contend(on, now);
         }
         match claim.join {
-            true => self.wait_for(lock).await,
+            true => Box::pin(self.wait_for(lock)).await,
             false => Ok(Standing::Out { ahead: 1, retry_in: RETRY_IN, by }),
         }
     }
@@ -156,10 +172,15 @@ impl Inner {
             let choose = |book: &mut super::book::Book, most| {
                 book.seat_for(Entry::new(claim, on, shared, now), timeout_ms, most)
             };
-            let (session, set) = self.seated(timeout_ms, choose, false).await?;
+            let picked = choose(&mut self.book(), self.settings.connections);
+            let (session, set) = match picked {
+                Pick::Seat(session, set) => (session, set),
+                _ => Box::pin(self.seated(timeout_ms, choose, false)).await?,
+            };
             if let Some(guarded) = self.guard(claim, &session) {
                 return Ok(Some(guarded));
             }
+            session.attend();
             let sent = self.now();
             match session.take(on, shared, set).await {
                 Ok(Ok(Some(fence))) => {
@@ -227,8 +248,9 @@ impl Inner {
         }
     }
 
-    /// Enters a grant; `false` if the claim was given up in the meantime, or its session ended.
-    fn hold(&self, key: &ClaimKey, session: u64, fence: u64, sent: crate::clock::Moment) -> bool {
+    /// Enters a grant that the server keeps since then; `false` if the claim was given up in the
+    /// meantime, or its session ended.
+    fn hold(&self, key: &ClaimKey, session: u64, fence: u64, since: Moment) -> bool {
         let now = self.now();
         let mut book = self.book();
         let Some(entry) = book.entry(key).filter(|entry| entry.session() == Some(session)) else {
@@ -240,7 +262,9 @@ impl Inner {
             _ => return false,
         };
         entry.since = now;
-        let (kept_until, expires) = (sent + entry.ttl, now + entry.ttl);
+        let kept_until = since + entry.ttl;
+        // A wait may be read of so late that the server would end its session before.
+        let expires = if waited { kept_until } else { now + entry.ttl };
         entry.place = Place::Held { session, fence, kept_until, expires };
         if let Some(seat) = book.seats.get_mut(&session).filter(|_| waited) {
             seat.blocked = false;
@@ -265,17 +289,16 @@ impl Inner {
         }
         self.belfry.expect(token);
         self.scribe.notice();
-        let waits = Arc::clone(self).wait_on(claim.key.clone(), session, (on, shared), set);
-        let mut waits = Box::pin(waits);
-        // Its statement is sent right here, so that nobody who asks later comes before it; the
-        // engine's thread goes on from there.
-        if waits.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
-            self.deck.run(waits);
-        }
+        self.rounds.begin();
+        session.attend();
+        let waited = Arc::clone(&session);
+        // Its statement is sent right here, so that nobody who asks later comes before it.
+        let asked = (on, shared, claim.ttl);
+        session.along(Arc::clone(self).wait_on(claim.key.clone(), waited, asked, set));
         let Some(bell) = self.belfry.bell(&token) else {
             return Ok(Standing::Queued { ahead: 1, retry_in: RETRY_IN });
         };
-        match tokio::time::timeout(GRACE, bell.heard()).await {
+        match tokio::time::timeout(GRACE, session.meanwhile(bell.heard())).await {
             Ok(Wake::Holds { .. } | Wake::Ask) => {
                 let standing = self.known(lock).await?;
                 Ok(standing.unwrap_or(Standing::Queued { ahead: 1, retry_in: Duration::ZERO }))
@@ -284,19 +307,24 @@ impl Inner {
         }
     }
 
-    /// The wait itself, on the engine's thread.
+    /// The wait itself, along with its session's connection.
     async fn wait_on(
         self: Arc<Self>,
         key: ClaimKey,
         session: Shared,
-        (on, shared): (AdvisoryKey, bool),
+        (on, shared, ttl): (AdvisoryKey, bool, Duration),
         set: Option<u64>,
     ) {
+        let sent = self.now();
         let answer = session.wait(on, shared, set).await;
-        let granted = self.now();
+        let answer = match answer {
+            Ok(Ok(Some(grant))) => self.dated(&session, sent, grant, ttl).await,
+            answer => answer.map(|said| said.map(|_| None)),
+        };
         match answer {
-            Ok(Ok(Some(fence))) if self.hold(&key, session.id, fence, granted) => {
-                self.belfry.ring(&key.token, fence);
+            Ok(Ok(Some(dated))) if self.hold(&key, session.id, dated.fence, dated.since) => {
+                // A bell does not say since when, so whoever waits for an older one asks.
+                self.belfry.ring(&key.token, if dated.fresh { dated.fence } else { 0 });
             }
             Ok(Err(error)) if failure::ends_connection(&error) => self.condemn(&session),
             Err(error) => {
@@ -317,6 +345,30 @@ impl Inner {
                 self.end_wait(&key, &session, error);
             }
         }
+    }
+
+    /// Since when a grant counts that was just read. If only its session can tell, that is asked,
+    /// which lets the server's patience begin anew.
+    async fn dated(
+        &self,
+        session: &Shared,
+        sent: Moment,
+        Grant { fence, waited }: Grant,
+        ttl: Duration,
+    ) -> Answer<Option<Dated>> {
+        let read = self.now();
+        let (since, fresh) = match Age::of(sent, waited, read, ttl) {
+            Age::Fresh => (read, true),
+            Age::Since(granted) => (granted, false),
+            Age::Doubtful => {
+                tracing::debug!(?waited, "a grant looks old; its session is asked");
+                match Box::pin(session.beat(None)).await? {
+                    Ok(()) => (read, false),
+                    Err(error) => return Ok(Err(error)),
+                }
+            }
+        };
+        Ok(Ok(Some(Dated { fence, since, fresh })))
     }
 
     /// The row about a wait that ends, and whether it was given up; `None` if its session is

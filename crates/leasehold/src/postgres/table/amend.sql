@@ -13,7 +13,8 @@ DECLARE
     v_line leasehold.lines := leasehold.enter(p_name);
     v_mine leasehold.claims;
 BEGIN
-    SELECT * INTO v_mine FROM leasehold.claims c WHERE c.token = p_token AND c.name = p_name;
+    SELECT * INTO v_mine FROM leasehold.claims c
+        WHERE (c.token, c.name) BETWEEN (p_token, p_name) AND (p_token, p_name);
     IF v_mine.granted IS NULL THEN
         outcome := 'out';
         SELECT c.holder, c.label INTO holder, label FROM leasehold.claims c
@@ -29,7 +30,7 @@ BEGIN
     END IF;
     UPDATE leasehold.claims c
         SET units = coalesce(p_units, c.units), note = coalesce(p_note, c.note)
-        WHERE c.name = p_name AND c.fence = v_mine.fence;
+        WHERE (c.token, c.name) BETWEEN (p_token, p_name) AND (p_token, p_name);
     v_line.held_units := v_line.held_units - v_mine.units + coalesce(p_units, v_mine.units);
     PERFORM leasehold.tell(
         'amended', p_name, v_mine.fence, v_mine.holder, v_mine.label, '');

@@ -65,11 +65,12 @@ SET enable_seqscan = off SET enable_bitmapscan = off
 SET jit = off AS $$
 DECLARE
     v_ttl_us bigint := leasehold.plain_ttl_us(p_lock_name, p_holder_id, p_ttl_seconds);
+    v_token bytea := leasehold.plain_token(p_holder_id);
 BEGIN
     PERFORM leasehold.enter(p_lock_name);
     UPDATE leasehold.claims c
         SET expires = clock_timestamp() + v_ttl_us * interval '1 microsecond'
-        WHERE c.token = leasehold.plain_token(p_holder_id) AND c.name = p_lock_name;
+        WHERE (c.token, c.name) BETWEEN (v_token, p_lock_name) AND (v_token, p_lock_name);
     RETURN FOUND;
 END
 $$;

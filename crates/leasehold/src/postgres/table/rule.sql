@@ -26,13 +26,14 @@ DECLARE
     v_next record;
 BEGIN
     WHILE p_line.held < p_line.claims LOOP
-        SELECT c.fence, c.units, c.holder, c.label, c.bell INTO STRICT v_next
+        SELECT c.fence, c.token, c.units, c.holder, c.label, c.bell INTO STRICT v_next
             FROM leasehold.claims c
             WHERE c.name = p_line.name AND c.fence > p_line.last_held AND c.granted IS NULL
             ORDER BY c.fence LIMIT 1;
         EXIT WHEN p_line.held_units + v_next.units > p_line.capacity;
         UPDATE leasehold.claims c SET granted = p_now
-            WHERE c.name = p_line.name AND c.fence = v_next.fence;
+            WHERE (c.token, c.name) BETWEEN (v_next.token, p_line.name)
+                AND (v_next.token, p_line.name);
         p_line.held := p_line.held + 1;
         p_line.held_units := p_line.held_units + v_next.units;
         p_line.last_held := v_next.fence;
@@ -127,8 +128,10 @@ BEGIN
     END IF;
     -- Read after the lock was got, which may have taken its time.
     v_now := clock_timestamp();
-    -- Asked like this, so that the index by expiry is used in a plan made for small tables, too.
-    IF (SELECT min(c.expires) FROM leasehold.claims c WHERE c.name = p_name) <= v_now THEN
+    -- Asked like this, so that one entry of the index by expiry is read with a plan made for small
+    -- tables, too: for those `min` is as well answered by reading all of them.
+    IF (SELECT c.expires FROM leasehold.claims c WHERE c.name = p_name
+            ORDER BY c.expires LIMIT 1) <= v_now THEN
         v_line := leasehold.expire(v_line, v_now);
         PERFORM leasehold.save(v_line);
         IF v_line.claims = 0 THEN
@@ -238,8 +241,9 @@ BEGIN
                 v_line := leasehold.unfold(v_line);
             END IF;
             v_line := leasehold.expire(v_line, v_now);
-            SELECT max(c.expires) + interval '1 minute' INTO v_line.sweep_at
-                FROM leasehold.claims c WHERE c.name = v_line.name;
+            SELECT c.expires + interval '1 minute' INTO v_line.sweep_at
+                FROM leasehold.claims c WHERE c.name = v_line.name
+                ORDER BY c.expires DESC LIMIT 1;
         END IF;
         PERFORM leasehold.save(v_line);
         v_swept := v_swept + 1;

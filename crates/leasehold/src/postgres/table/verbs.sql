@@ -6,7 +6,11 @@
 -- relies on can be lost, and losing the rest (a place in line, a release) only delays somebody.
 --
 -- Plans are made for a session when a function first runs there, with the tables as small as they
--- are then. So scans of whole tables are ruled out: they would be kept when a line has grown.
+-- are then. So scans of whole tables are ruled out: they would be kept when a line has grown. So
+-- are walks along a line, which every index that begins with a name invites while tables are
+-- small: a claim is found by its token, as a pair with its name between that pair and itself,
+-- which only the index of these pairs serves; and the first of something by its order, and not by
+-- `min`.
 --
 -- `standing` is `held`, `queued`, `out`, `mismatch` or `full`. `span_us` is what remains of a
 -- lease, or when to ask again. `holder` and `label` say who holds, where the claim is out.
@@ -29,14 +33,15 @@ BEGIN
     IF v_line.name IS NULL THEN
         RETURN;
     END IF;
-    SELECT * INTO v_mine FROM leasehold.claims c WHERE c.token = p_token AND c.name = p_name;
+    SELECT * INTO v_mine FROM leasehold.claims c
+        WHERE (c.token, c.name) BETWEEN (p_token, p_name) AND (p_token, p_name);
     IF FOUND THEN
         v_holds := v_mine.granted IS NOT NULL;
         fence := v_mine.fence;
         span_us := CASE WHEN v_holds THEN p_ttl_us ELSE p_patience_us END;
         UPDATE leasehold.claims c
             SET expires = v_now + span_us * interval '1 microsecond', bell = p_bell
-            WHERE c.name = p_name AND c.fence = v_mine.fence;
+            WHERE (c.token, c.name) BETWEEN (p_token, p_name) AND (p_token, p_name);
         IF v_holds THEN
             standing := 'held';
         ELSE
@@ -237,11 +242,13 @@ BEGIN
     LOOP
         at := v_key.at;
         IF v_name IS DISTINCT FROM v_key.name THEN
-            -- The usual case: nobody else is in line.
+            -- The usual case: nobody else is in line. Compared as in `part.sql`, where all lone
+            -- leases would be read for one; here for each of a thousand.
             v_now := clock_timestamp();
             UPDATE leasehold.lines l
                 SET expires = v_now + v_key.ttl_us * interval '1 microsecond'
-                WHERE l.name = v_key.name AND l.sole = v_key.token AND l.expires > v_now
+                WHERE l.name = v_key.name AND coalesce(l.sole = v_key.token, false)
+                    AND l.expires > v_now
                 RETURNING l.fence INTO fence;
             IF FOUND THEN
                 v_held := true;
@@ -265,7 +272,7 @@ BEGIN
         label := NULL;
         IF v_line.name IS NOT NULL THEN
             SELECT * INTO v_mine FROM leasehold.claims c
-                WHERE c.token = v_key.token AND c.name = v_name;
+                WHERE (c.token, c.name) BETWEEN (v_key.token, v_name) AND (v_key.token, v_name);
             IF NOT FOUND THEN
                 ahead := v_line.claims;
                 SELECT c.holder, c.label INTO STRICT holder, label FROM leasehold.claims c
@@ -277,12 +284,14 @@ BEGIN
                 span_us := v_key.ttl_us;
                 UPDATE leasehold.claims c
                     SET expires = v_now + v_key.ttl_us * interval '1 microsecond'
-                    WHERE c.name = v_name AND c.fence = v_mine.fence;
+                    WHERE (c.token, c.name) BETWEEN (v_key.token, v_name)
+                        AND (v_key.token, v_name);
             ELSE
                 standing := 'queued';
                 UPDATE leasehold.claims c
                     SET expires = v_now + v_key.patience_us * interval '1 microsecond'
-                    WHERE c.name = v_name AND c.fence = v_mine.fence;
+                    WHERE (c.token, c.name) BETWEEN (v_key.token, v_name)
+                        AND (v_key.token, v_name);
                 ahead := leasehold.ahead(v_line, v_mine.fence, v_mine.ordinal);
                 span_us := leasehold.retry_us(v_line, v_mine.fence, v_mine.units, v_now);
             END IF;
@@ -303,7 +312,8 @@ CREATE OR REPLACE FUNCTION leasehold.leave(
 DECLARE
     v_gone record;
 BEGIN
-    DELETE FROM leasehold.claims c WHERE c.token = p_token AND c.name = p_line.name
+    DELETE FROM leasehold.claims c
+        WHERE (c.token, c.name) BETWEEN (p_token, p_line.name) AND (p_token, p_line.name)
         RETURNING c.fence, c.units, c.granted, c.holder, c.label INTO v_gone;
     o_left := FOUND;
     IF NOT o_left THEN
@@ -372,8 +382,10 @@ BEGIN
     PERFORM set_config('synchronous_commit', 'off', true),
         set_config('lock_timeout', '1500ms', true);
     IF cardinality(p_names) = 1 THEN
-        -- The usual case: nobody else ever was in line, so the line goes with the claim.
-        DELETE FROM leasehold.lines l WHERE l.name = p_names[1] AND l.sole = p_tokens[1]
+        -- The usual case: nobody else ever was in line, so the line goes with the claim. Compared
+        -- as in `part.sql`.
+        DELETE FROM leasehold.lines l
+            WHERE l.name = p_names[1] AND coalesce(l.sole = p_tokens[1], false)
             RETURNING CASE WHEN l.expires > v_now
                     AND NOT EXISTS (SELECT FROM leasehold.watchers w WHERE w.until > v_now)
                 THEN true ELSE leasehold.parted(l.name, l.fence, l.holder, l.label, l.expires) END
@@ -402,14 +414,11 @@ BEGIN
         RETURN;
     END IF;
     FOR v_gone IN
-        WITH gone AS (
-            DELETE FROM leasehold.claims c WHERE c.name = p_name AND c.fence IN (
-                SELECT h.fence FROM leasehold.claims h
-                WHERE h.name = p_name ORDER BY h.fence LIMIT v_line.held)
-            RETURNING c.fence, c.holder, c.label
-        )
-        SELECT * FROM gone ORDER BY gone.fence
+        SELECT c.fence, c.token, c.holder, c.label FROM leasehold.claims c
+        WHERE c.name = p_name ORDER BY c.fence LIMIT v_line.held
     LOOP
+        DELETE FROM leasehold.claims c
+            WHERE (c.token, c.name) BETWEEN (v_gone.token, p_name) AND (v_gone.token, p_name);
         v_line.claims := v_line.claims - 1;
         holder := v_gone.holder;
         label := v_gone.label;

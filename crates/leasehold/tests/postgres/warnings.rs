@@ -1,0 +1,64 @@
+//! What is logged as a warning, kept apart by the thread that said it.
+
+use std::cell::RefCell;
+use std::fmt;
+use std::sync::Once;
+
+use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Level, Metadata, Subscriber};
+
+thread_local! {
+    static SAID: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
+}
+
+/// The one subscriber of all tests in this process. A subscriber of one thread would not do: a
+/// line that another thread reaches first asks that thread's subscriber alone whether anybody
+/// wants it, and is silent everywhere from then on.
+struct Warnings;
+
+/// Begins to write down warnings, on all threads.
+pub fn write_down() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        tracing::subscriber::set_global_default(Warnings).expect("the only one that is set");
+    });
+}
+
+/// What was said on this thread since it began.
+pub fn said_here() -> Vec<String> {
+    SAID.with_borrow(Clone::clone)
+}
+
+impl Subscriber for Warnings {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        *metadata.level() == Level::WARN
+    }
+
+    fn new_span(&self, _attributes: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _span: &Id, _values: &Record<'_>) {}
+
+    fn record_follows_from(&self, _span: &Id, _follows: &Id) {}
+
+    fn event(&self, event: &Event<'_>) {
+        let mut text = Text::default();
+        event.record(&mut text);
+        SAID.with_borrow_mut(|said| said.push(text.0));
+    }
+
+    fn enter(&self, _span: &Id) {}
+
+    fn exit(&self, _span: &Id) {}
+}
+
+#[derive(Default)]
+struct Text(String);
+
+impl Visit for Text {
+    fn record_debug(&mut self, _field: &Field, value: &dyn fmt::Debug) {
+        self.0 += &format!("{value:?}");
+    }
+}
