@@ -118,7 +118,7 @@ fn a_missing_database_and_a_missing_right_are_78_and_say_so() {
         }
         let poor = format!("{scheme}://poor:{PASSWORD}@{}/postgres", server().address());
         let poor = format!("{poor}?schema=of_the_rich");
-        for arguments in [&["run", "x", "--", "true"][..], &["init"][..]] {
+        for arguments in VERBS.into_iter().chain([&["init"][..], &["stats"][..]]) {
             let finished = ends(78, &poor, arguments);
             assert!(finished.stderr.contains("CREATE SCHEMA"), "{finished:?}");
         }

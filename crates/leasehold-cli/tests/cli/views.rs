@@ -185,11 +185,11 @@ fn watch_tells_events_as_they_happen() {
     place.expect(0, &["init"]);
     let mut watch = place.start(&["watch", "--json", "x"]);
     let mut plain = place.start(&["watch"]);
-    // Whether it listens yet cannot be asked, so there are events until it does.
-    let first = await_event(&place, &mut watch);
+    // Whether they listen yet cannot be asked, so there are events until they do.
+    let first = json(&await_line(&place, &mut watch));
     assert_eq!(first["name"], "x");
     assert_eq!(keys(&first), ["at", "event", "fence", "holder", "name"]);
-    let line = plain.line();
+    let line = await_line(&place, &mut plain);
     assert!(line.contains("granted") || line.contains("released"), "{line}");
     let _handle = handle(&place.expect(0, &["--holder", "loser", "acquire", "x"]));
     place.expect(0, &["force-release", "x", "--yes", "--reason", "told\nyou"]);
@@ -207,7 +207,7 @@ fn watch_tells_events_as_they_happen() {
     assert_eq!(plain.end().status, 143);
 }
 
-fn await_event(place: &Place, watch: &mut crate::support::Running) -> serde_json::Value {
+fn await_line(place: &Place, watch: &mut crate::support::Running) -> String {
     std::thread::scope(|scope| {
         let (done, listening) = std::sync::mpsc::channel::<()>();
         scope.spawn(move || {
@@ -215,9 +215,9 @@ fn await_event(place: &Place, watch: &mut crate::support::Running) -> serde_json
                 place.expect(0, &["run", "x", "--", "true"]);
             }
         });
-        let event = json(&watch.line());
+        let line = watch.line();
         drop(done);
-        event
+        line
     })
 }
 

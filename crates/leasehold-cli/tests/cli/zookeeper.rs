@@ -7,7 +7,7 @@ use std::net::TcpListener;
 use std::path::Path;
 use std::process::Command;
 
-use leasehold_testkit::{Server, Zookeeper};
+use leasehold_testkit::{Peer, PeerKind, Server, Zookeeper};
 
 use crate::support::{BINARY, Finished, Running, bare, finish, handle, json};
 
@@ -81,6 +81,29 @@ fn a_wrong_password_is_78_and_not_repeated() {
     expect(0, &url("me:right@"), &["run", "x", "--", "true"]);
     for arguments in VERBS {
         let finished = expect(78, &url(&format!("me:{PASSWORD}@")), arguments);
+        assert!(finished.stderr.contains("docs/engines/zookeeper.md"), "{finished:?}");
+    }
+}
+
+#[test]
+fn a_missing_right_to_create_is_78_and_doctor_calls_it_bad() {
+    let server = server();
+    let url = server.url();
+    expect(0, url, &["doctor"]);
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    let runtime = builder.worker_threads(1).enable_all().build().expect("a runtime for the peer");
+    let mut theirs = runtime.block_on(Peer::spawn(PeerKind::Kazoo, &[url])).expect("a peer");
+    // The store is there and can be opened, but no line can be made.
+    assert!(runtime.block_on(theirs.seal("/locks")).expect("an answer"));
+    expect(78, url, &["run", "x", "--", "true"]);
+    let report = json(&expect(78, url, &["doctor", "--json"]).stdout);
+    let findings = report["findings"].as_array().expect("findings");
+    let rights = findings.iter().find(|finding| finding["subject"] == "rights");
+    assert_eq!(rights.expect("rights")["level"], "bad", "{report}");
+    // And none can be made elsewhere.
+    assert!(runtime.block_on(theirs.seal("/")).expect("an answer"));
+    for arguments in VERBS {
+        let finished = expect(78, &format!("{url}/app"), arguments);
         assert!(finished.stderr.contains("docs/engines/zookeeper.md"), "{finished:?}");
     }
 }
