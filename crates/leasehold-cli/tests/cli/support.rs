@@ -150,9 +150,11 @@ pub(crate) fn holder(label: &str) -> Holder {
     Holder::labelled(label).expect("a label")
 }
 
-/// A command without anything of `leasehold` in its environment, and without input.
+/// A command without anything of `leasehold` in its environment, without input, and with signals
+/// as a shell leaves them: whoever runs the tests may have some of them ignored, as `nohup` does.
 pub(crate) fn bare(program: &Path) -> Command {
-    let mut command = Command::new(program);
+    let mut command = Command::new("env");
+    command.arg("--default-signal").arg(program);
     let variables = ["URL", "HOLDER", "NAME", "FENCE", "HANDLE", "OUTER"];
     for variable in variables {
         command.env_remove(format!("LEASEHOLD_{variable}"));

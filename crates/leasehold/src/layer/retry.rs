@@ -10,6 +10,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use backon::{BackoffBuilder, ExponentialBuilder};
 use futures_util::stream::BoxStream;
+use tokio::time::Instant;
 
 use crate::claim::{
     Amended, Amendment, Claim, ClaimKey, ClaimRef, Holder, HolderId, Released, Renewal, Standing,
@@ -30,20 +31,32 @@ pub struct RetryPolicy {
     pub first: Duration,
     /// The longest pause.
     pub longest: Duration,
+    /// No try begins later than this after the first: one that is not answered takes as long as
+    /// the engine waits for an answer, which pauses do not count.
+    pub within: Duration,
 }
 
 impl Default for RetryPolicy {
-    /// Six times over about two seconds: longer than a fail-over's first hiccup, shorter than
-    /// anybody's patience.
+    /// Six times over about two seconds, where the store refuses at once: longer than a fail-over's
+    /// first hiccup, shorter than anybody's patience. Where it is silent, once more.
     fn default() -> Self {
-        Self { times: 6, first: Duration::from_millis(30), longest: Duration::from_secs(1) }
+        Self {
+            times: 6,
+            first: Duration::from_millis(30),
+            longest: Duration::from_secs(1),
+            within: Duration::from_secs(5),
+        }
     }
 }
 
 impl RetryPolicy {
     /// Never tries again.
-    pub const OFF: RetryPolicy =
-        RetryPolicy { times: 0, first: Duration::ZERO, longest: Duration::ZERO };
+    pub const OFF: RetryPolicy = RetryPolicy {
+        times: 0,
+        first: Duration::ZERO,
+        longest: Duration::ZERO,
+        within: Duration::ZERO,
+    };
 }
 
 /// An engine that tries transient failures of another again.
@@ -67,6 +80,7 @@ impl Retry {
     where
         F: Future<Output = Result<T>>,
     {
+        let begun = Instant::now();
         let mut error = match call().await {
             Err(error) if error.is_transient() => error,
             other => return other,
@@ -78,6 +92,9 @@ impl Retry {
             .with_jitter()
             .build();
         for pause in pauses {
+            if begun.elapsed() + pause > self.policy.within {
+                break;
+            }
             tracing::debug!(%error, ?pause, "trying again");
             tokio::time::sleep(pause).await;
             error = match call().await {

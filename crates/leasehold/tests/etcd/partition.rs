@@ -55,7 +55,7 @@ impl Scene {
 
     /// A client of the member that is to be cut off, who does not stop waiting because of that.
     async fn patient_client(&self) -> Client {
-        let retry = RetryPolicy { times: 1_000, ..RetryPolicy::default() };
+        let retry = RetryPolicy { times: 1_000, within: Duration::MAX, ..RetryPolicy::default() };
         let builder = Client::builder().retry(retry);
         builder.connect(self.alone().url()).await.expect("a connection")
     }

@@ -158,7 +158,8 @@ fn observer_is_told_of_renewals_failures_and_losses() {
 }
 
 fn retrying(times: usize) -> RetryPolicy {
-    RetryPolicy { times, first: Duration::from_millis(1), longest: Duration::from_millis(2) }
+    let (first, longest) = (Duration::from_millis(1), Duration::from_millis(2));
+    RetryPolicy { times, first, longest, within: LONG }
 }
 
 #[test]
@@ -179,6 +180,34 @@ fn transient_failures_are_tried_again_as_often_as_the_policy_says() {
             chaos.heal();
             client.close().await.expect("nothing hangs");
         }
+    });
+}
+
+/// A store that is silent takes its time for each try, so their number alone is no limit.
+#[test]
+fn no_try_begins_after_the_time_for_all_of_them() {
+    const SILENCE: Duration = Duration::from_millis(200);
+    on_every_store(async |store| {
+        let calls = Arc::new(Mutex::new(0));
+        let counter = Arc::clone(&calls);
+        let hooks = Hooks::before(move |verb| {
+            let silent = verb == Verb::Claim;
+            *counter.lock().expect("nobody panics here") += u32::from(silent);
+            async move {
+                if !silent {
+                    return Ok(());
+                }
+                tokio::time::sleep(SILENCE).await;
+                Err(Error::Unreachable { store: "a test".into(), cause: "no answer".into() })
+            }
+            .boxed()
+        });
+        let policy = RetryPolicy { within: SILENCE * 3 / 2, ..retrying(8) };
+        let client = Client::builder().retry(policy).engine(store.hooked(hooks)).expect("a client");
+        let error = client.mutex("silent").try_lock().await.expect_err("it is silent");
+        assert!(error.is_transient(), "{error:?}");
+        let calls = *calls.lock().expect("nobody panicked");
+        assert!((1..=2).contains(&calls), "{calls} calls");
     });
 }
 
