@@ -6,6 +6,7 @@ use std::fs;
 use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use rustix::thread::{CpuSet, Pid, sched_getaffinity, sched_setaffinity};
 use rustix::time::ClockId;
 
 use crate::Result;
@@ -118,6 +119,21 @@ pub(crate) fn own_memory() -> Result<u64> {
     let kilobytes = line.and_then(|rest| rest.split_whitespace().next());
     let kilobytes: u64 = kilobytes.ok_or("no `Rss` in smaps_rollup")?.parse()?;
     Ok(kilobytes * 1_024)
+}
+
+/// The cores that this thread may run on.
+pub(crate) fn own_cores() -> Result<Vec<usize>> {
+    let allowed = sched_getaffinity(None)?;
+    Ok((0..CpuSet::MAX_CPU).filter(|core| allowed.is_set(*core)).collect())
+}
+
+/// Keeps a process, or this thread if none is named, on these cores, and with it all that it
+/// starts from now on.
+pub(crate) fn keep_on(process: Option<u32>, cores: &[usize]) -> Result<()> {
+    let process = process.map(|id| Pid::from_raw(id.cast_signed()).ok_or("no process has that id"));
+    let mut allowed = CpuSet::new();
+    cores.iter().for_each(|core| allowed.set(*core));
+    Ok(sched_setaffinity(process.transpose()?, &allowed)?)
 }
 
 #[cfg(test)]

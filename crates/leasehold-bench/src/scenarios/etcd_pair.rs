@@ -20,6 +20,7 @@ const VALUE: &str = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789a
 
 const BASE: Base = Base {
     store: "etcd",
+    heading: "pair",
     name: RAW,
     label: RAW,
     most: &[(RELEASED, 1.1)],

@@ -74,6 +74,8 @@ impl<'a> Ours<'a> {
 pub(crate) struct Base {
     /// The store as the targets name it.
     pub(crate) store: &'static str,
+    /// What is in the table.
+    pub(crate) heading: &'static str,
     /// The contender that the ratios are to, and what it is called in words.
     pub(crate) name: &'static str,
     pub(crate) label: &'static str,
@@ -93,7 +95,7 @@ pub(crate) fn alone(
     let outcomes = take_turns(contenders, rounds, progress)?;
     let base_rounds = rounds_of(&outcomes, base.name);
     let ratio = format!("to {}", base.label);
-    let mut table = Table::new(["pair", "role", "p50", "p99", &ratio]);
+    let mut table = Table::new([base.heading, "role", "p50", "p99", &ratio]);
     for outcome in &outcomes {
         let all = Samples::pooled(&outcome.rounds);
         table.row([

@@ -20,6 +20,7 @@ const RAW: &str = "plain upsert + delete";
 const ONE_FLUSH: &str = "plain upsert + delete that is not flushed";
 const BASE: Base = Base {
     store: "PostgreSQL",
+    heading: "pair",
     name: RAW,
     label: RAW,
     most: &[(RELEASED, 0.6)],

@@ -38,6 +38,7 @@ const TWO_EMPTY: &str = "two scripts that do nothing";
 
 const BASE: Base = Base {
     store: "Redis",
+    heading: "pair",
     name: BARE,
     label: "two bare round trips",
     most: &[(RELEASED, 1.15), (DROPPED, 0.6)],

@@ -18,6 +18,7 @@ const RAW: &str = "create + delete of an ephemeral node";
 
 const BASE: Base = Base {
     store: "ZooKeeper",
+    heading: "pair",
     name: RAW,
     label: "create + delete",
     most: &[(RELEASED, 1.5)],
