@@ -31,8 +31,9 @@ pub struct RetryPolicy {
     pub first: Duration,
     /// The longest pause.
     pub longest: Duration,
-    /// No try begins later than this after the first: one that is not answered takes as long as
-    /// the engine waits for an answer, which pauses do not count.
+    /// No try after the second begins later than this after the first: one that is not answered
+    /// takes as long as the engine waits for an answer, which pauses do not count. The second is
+    /// always made, because a connection may have died in silence.
     pub within: Duration,
 }
 
@@ -91,8 +92,8 @@ impl Retry {
             .with_max_times(self.policy.times)
             .with_jitter()
             .build();
-        for pause in pauses {
-            if begun.elapsed() + pause > self.policy.within {
+        for (further, pause) in pauses.enumerate() {
+            if further > 0 && begun.elapsed() + pause > self.policy.within {
                 break;
             }
             tracing::debug!(%error, ?pause, "trying again");
