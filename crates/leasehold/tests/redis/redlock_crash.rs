@@ -5,7 +5,8 @@
 use std::process::Command;
 use std::time::Duration;
 
-use leasehold_testkit::{Proxy, Worker};
+use leasehold::{Client, Lease};
+use leasehold_testkit::{Group, Proxy, Worker};
 
 use crate::redlock::{long_url, memory_only};
 use crate::redlock_network::Fronts;
@@ -37,14 +38,20 @@ fn process(url: &str) -> Worker {
     Worker::spawn(command).expect("it starts")
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f112_first_of_ten_waiters_that_is_killed_is_passed_over_once_and_for_all() {
+/// Three nodes, a lease on them, and a process that is the first to wait for it.
+async fn scene() -> (Group, Client, Lease, Worker) {
     let group = memory_only(3).await;
     let url = long_url(&group);
     let client = client(&url).await;
     let lease = client.mutex("report").ttl(LONG).lock().await.expect("free");
-    let mut first = process(&url);
+    let first = process(&url);
     until_waiting(&client, "report", 1).await;
+    (group, client, lease, first)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f112_first_of_ten_waiters_that_is_killed_is_passed_over_once_and_for_all() {
+    let (_group, client, lease, mut first) = scene().await;
     let mut waiters = Vec::new();
     for before in 1..10 {
         waiters.push(Waiter::queue(&client, &client, "report", before).await);
@@ -63,12 +70,7 @@ async fn f112_first_of_ten_waiters_that_is_killed_is_passed_over_once_and_for_al
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f115_waiter_that_is_killed_as_it_is_granted_is_followed_by_the_next() {
-    let group = memory_only(3).await;
-    let url = long_url(&group);
-    let client = client(&url).await;
-    let lease = client.mutex("report").ttl(LONG).lock().await.expect("free");
-    let mut first = process(&url);
-    until_waiting(&client, "report", 1).await;
+    let (group, client, lease, mut first) = scene().await;
     let second = Waiter::queue(&client, &client, "report", 1).await;
     // Stopped it cannot take what it is handed; then it dies with the grant on its way.
     first.stop_process().expect("it stops");
@@ -82,38 +84,8 @@ async fn f115_waiter_that_is_killed_as_it_is_granted_is_followed_by_the_next() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f117_resets_at_the_nodes_while_they_queue_keep_the_order() {
-    const WAITERS: usize = 8;
     let fronts = Fronts::start().await;
     let holder = fronts.bystander().await;
-    let mut clients = Vec::new();
-    for _ in 0..3 {
-        clients.push(client(fronts.url("")).await);
-    }
     let reset = || fronts.proxies.iter().for_each(Proxy::reset_all);
-    let lease = holder.mutex("report").ttl(LONG).lock().await.expect("free");
-    let (order, mut granted) = tokio::sync::mpsc::channel(WAITERS);
-    let mut waiters = tokio::task::JoinSet::new();
-    for number in 0..WAITERS {
-        let (request, order) = (clients[number % 3].claim("report").ttl(LONG), order.clone());
-        waiters.spawn(async move {
-            let lease = request.acquire().await.expect("a grant");
-            order.send(number).await.expect("the test listens");
-            lease.release().await
-        });
-        until_waiting(&holder, "report", number + 1).await;
-        reset();
-    }
-    lease.release().await.expect("an answer");
-    for expected in 0..WAITERS {
-        let number = soon("a grant", granted.recv()).await.expect("waiters are there");
-        assert_eq!(number, expected);
-        if expected % 2 == 1 {
-            reset();
-        }
-    }
-    // A reset may hit a release, which is then repeated and finds that it was done.
-    while let Some(ended) = soon("the end", waiters.join_next()).await {
-        ended.expect("no panic").expect("an answer");
-    }
-    until_free(&holder, "report").await;
+    keep_their_order(&holder, async || client(fronts.url("")).await, reset).await;
 }

@@ -230,3 +230,40 @@ fn scripts_in(lines: &[String]) -> usize {
     let ran = |line: &String| line.contains(" lua] ");
     lines.windows(2).filter(|pair| !ran(&pair[0]) && ran(&pair[1])).count()
 }
+
+/// Sees that those who wait are granted in the order in which they came, although their connections
+/// are broken while they queue and while the lock goes round.
+pub(crate) async fn keep_their_order(
+    holder: &Client,
+    connect: impl AsyncFn() -> Client,
+    reset: impl Fn(),
+) {
+    const WAITERS: usize = 8;
+    let clients = [connect().await, connect().await, connect().await];
+    let lease = holder.mutex("report").ttl(LONG).lock().await.expect("free");
+    let (order, mut granted) = tokio::sync::mpsc::channel(WAITERS);
+    let mut waiters = tokio::task::JoinSet::new();
+    for number in 0..WAITERS {
+        let (request, order) = (clients[number % 3].claim("report").ttl(LONG), order.clone());
+        waiters.spawn(async move {
+            let lease = request.acquire().await.expect("a grant");
+            order.send(number).await.expect("the test listens");
+            lease.release().await
+        });
+        until_waiting(holder, "report", number + 1).await;
+        reset();
+    }
+    lease.release().await.expect("an answer");
+    for expected in 0..WAITERS {
+        let number = soon("a grant", granted.recv()).await.expect("waiters are there");
+        assert_eq!(number, expected);
+        if expected % 2 == 1 {
+            reset();
+        }
+    }
+    // A reset may hit a release, which is then repeated and finds that it was done.
+    while let Some(ended) = soon("the end", waiters.join_next()).await {
+        ended.expect("no panic").expect("an answer");
+    }
+    until_free(holder, "report").await;
+}

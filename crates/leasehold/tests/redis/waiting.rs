@@ -120,41 +120,11 @@ async fn f116_released_writer_wakes_the_readers_that_fit_and_nobody_else() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f117_resets_while_they_queue_keep_the_order() {
-    const WAITERS: usize = 8;
     let server = server().await;
     let proxy = proxy(&server).await;
     let holder = client(server.url()).await;
-    let mut clients = Vec::new();
-    for _ in 0..3 {
-        clients.push(client(url_of(&proxy)).await);
-    }
-    let lease = holder.mutex("report").ttl(LONG).lock().await.expect("free");
-    let (order, mut granted) = tokio::sync::mpsc::channel(WAITERS);
-    let mut waiters = tokio::task::JoinSet::new();
-    for number in 0..WAITERS {
-        let (request, order) = (clients[number % 3].claim("report").ttl(LONG), order.clone());
-        waiters.spawn(async move {
-            let lease = request.acquire().await.expect("a grant");
-            order.send(number).await.expect("the test listens");
-            lease.release().await
-        });
-        until_waiting(&holder, "report", number + 1).await;
-        proxy.reset_all();
-    }
-    proxy.reset_all();
-    lease.release().await.expect("an answer");
-    for expected in 0..WAITERS {
-        let number = soon("a grant", granted.recv()).await.expect("waiters are there");
-        assert_eq!(number, expected);
-        if expected % 2 == 1 {
-            proxy.reset_all();
-        }
-    }
-    // A reset may hit a release, which is then repeated and finds that it was done.
-    while let Some(ended) = soon("the end", waiters.join_next()).await {
-        ended.expect("no panic").expect("an answer");
-    }
-    until_free(&holder, "report").await;
+    let reset = || proxy.reset_all();
+    keep_their_order(&holder, async || client(url_of(&proxy)).await, reset).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold::{LeaseState, Released};
+use leasehold::{Client, Handle, Lease, LeaseState, Released};
 use leasehold_testkit::{Direction, Proxy, Server, Zookeeper};
 
 use super::support::*;
@@ -15,6 +15,42 @@ const LONGER: Duration = Duration::from_secs(8);
 async fn server() -> Server {
     let server = Zookeeper::new().setting("tickTime", "500").setting("minSessionTimeout", "1000");
     server.setting("maxSessionTimeout", "600000").start().await.expect("a server")
+}
+
+/// A client that can be cut off, one that comes with a handle of its, and one that waits.
+struct Scene {
+    server: Server,
+    proxy: Proxy,
+    far: Client,
+    visitor: Client,
+    next: Client,
+}
+
+impl Scene {
+    async fn start() -> Self {
+        let server = server().await;
+        let proxy = Proxy::start(server.address()).await.expect("a proxy");
+        let far = client(&format!("zk://{}", proxy.address())).await;
+        let [visitor, next] = [client(server.url()).await, client(server.url()).await];
+        Self { server, proxy, far, visitor, next }
+    }
+
+    /// Cuts the holder off at the very moment at which somebody keeps what `visited` is the handle
+    /// of for less, and sees that nobody is granted while it believes in its lease.
+    async fn loses_before_the_next(self, lease: Lease, visited: Handle) {
+        let Self { server, proxy, far, visitor, next } = self;
+        let mut waiter = Waiter::start(next.claim("believed").ttl(LONG));
+        until_waiting(&next, "believed", 1).await;
+        proxy.block(Direction::Both);
+        let kept = visitor.adopt_with(&visited, BRIEF).await.expect("it is held");
+        drop(kept.detach().await.expect("a handle"));
+        let granted = waiter.granted().await;
+        assert_eq!(lease.state(), LeaseState::Lost, "two believe that they hold it");
+        assert!(granted.fence() > lease.fence());
+        assert_eq!(granted.release().await.expect("an answer"), Released::Released);
+        proxy.pass().await.expect("it passes");
+        leaves_nothing(&server, [far, visitor, next]).await;
+    }
 }
 
 fn has_claim(server: &Server, name: &str) -> bool {
@@ -70,47 +106,20 @@ async fn lease_that_was_left_alone_ends_as_soon_as_whoever_kept_it_last_said() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn holder_that_is_cut_off_is_lost_before_the_next_although_its_session_was_taken_up_briefly()
 {
-    let server = server().await;
-    let proxy = Proxy::start(server.address()).await.expect("a proxy");
-    let far = client(&format!("zk://{}", proxy.address())).await;
-    let [visitor, next] = [client(server.url()).await, client(server.url()).await];
-    let visited = far.mutex("visited").ttl(LONGER).lock().await.expect("free");
-    let lease = far.mutex("believed").ttl(LONGER).lock().await.expect("free");
-    let handle = visited.handle();
-    let mut waiter = Waiter::start(next.claim("believed").ttl(LONG));
-    until_waiting(&next, "believed", 1).await;
-    proxy.block(Direction::Both);
-    let kept = visitor.adopt_with(&handle, BRIEF).await.expect("it is held");
-    drop(kept.detach().await.expect("a handle"));
-    let granted = waiter.granted().await;
-    assert_eq!(lease.state(), LeaseState::Lost, "two believe that they hold it");
-    assert!(granted.fence() > lease.fence());
-    assert_eq!(granted.release().await.expect("an answer"), Released::Released);
-    proxy.pass().await.expect("it passes");
-    leaves_nothing(&server, [far, visitor, next]).await;
+    let scene = Scene::start().await;
+    let visited = scene.far.mutex("visited").ttl(LONGER).lock().await.expect("free");
+    let lease = scene.far.mutex("believed").ttl(LONGER).lock().await.expect("free");
+    scene.loses_before_the_next(lease, visited.handle()).await;
 }
 
 /// The same, where the session grew since the claim that is kept for less was made.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn holder_counts_on_what_its_session_was_stretched_to() {
-    let server = server().await;
-    let proxy = Proxy::start(server.address()).await.expect("a proxy");
-    let far = client(&format!("zk://{}", proxy.address())).await;
-    let [visitor, next] = [client(server.url()).await, client(server.url()).await];
-    let visited = far.mutex("visited").ttl(BRIEF).lock().await.expect("free");
-    let lease = far.mutex("believed").ttl(BRIEF).lock().await.expect("free");
+    let scene = Scene::start().await;
+    let visited = scene.far.mutex("visited").ttl(BRIEF).lock().await.expect("free");
+    let lease = scene.far.mutex("believed").ttl(BRIEF).lock().await.expect("free");
     lease.extend(LONGER).await.expect("it is held");
-    let mut waiter = Waiter::start(next.claim("believed").ttl(LONG));
-    until_waiting(&next, "believed", 1).await;
-    let handle = visited.handle();
-    proxy.block(Direction::Both);
-    let kept = visitor.adopt_with(&handle, BRIEF).await.expect("it is held");
-    drop(kept.detach().await.expect("a handle"));
-    let granted = waiter.granted().await;
-    assert_eq!(lease.state(), LeaseState::Lost, "two believe that they hold it");
-    assert_eq!(granted.release().await.expect("an answer"), Released::Released);
-    proxy.pass().await.expect("it passes");
-    leaves_nothing(&server, [far, visitor, next]).await;
+    scene.loses_before_the_next(lease, visited.handle()).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -177,23 +186,12 @@ async fn whoever_keeps_a_lease_that_was_left_counts_on_no_more_than_its_first_se
 /// yet.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn session_that_grew_is_known_to_have_grown_after_a_lease_on_it_was_given_back_by_others() {
-    let server = server().await;
-    let proxy = Proxy::start(server.address()).await.expect("a proxy");
-    let far = client(&format!("zk://{}", proxy.address())).await;
-    let [visitor, next] = [client(server.url()).await, client(server.url()).await];
+    let scene = Scene::start().await;
+    let Scene { far, visitor, .. } = &scene;
     let lease = far.mutex("believed").ttl(BRIEF).lock().await.expect("free");
     lease.extend(LONGER).await.expect("it is held");
     let beside = far.mutex("beside").ttl(BRIEF).renew(false).lock().await.expect("free");
     assert_eq!(visitor.release(&beside.handle()).await.expect("an answer"), Released::Released);
-    let mut waiter = Waiter::start(next.claim("believed").ttl(LONG));
-    until_waiting(&next, "believed", 1).await;
     let handle = lease.handle();
-    proxy.block(Direction::Both);
-    let kept = visitor.adopt_with(&handle, BRIEF).await.expect("it is held");
-    drop(kept.detach().await.expect("a handle"));
-    let granted = waiter.granted().await;
-    assert_eq!(lease.state(), LeaseState::Lost, "two believe that they hold it");
-    assert_eq!(granted.release().await.expect("an answer"), Released::Released);
-    proxy.pass().await.expect("it passes");
-    leaves_nothing(&server, [far, visitor, next]).await;
+    scene.loses_before_the_next(lease, handle).await;
 }
