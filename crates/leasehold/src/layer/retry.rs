@@ -39,8 +39,8 @@ pub struct RetryPolicy {
 
 impl Default for RetryPolicy {
     /// Six times over about two seconds, where the store refuses at once: longer than a fail-over's
-    /// first hiccup, shorter than anybody's patience. Where it is silent, for as long as it may take
-    /// until a connection that died in silence is known to be dead.
+    /// first hiccup, shorter than anybody's patience. Where it is silent, for as long as it may
+    /// take until a connection that died in silence is known to be dead.
     fn default() -> Self {
         Self {
             times: 6,

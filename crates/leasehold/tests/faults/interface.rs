@@ -183,8 +183,8 @@ fn transient_failures_are_tried_again_as_often_as_the_policy_says() {
     });
 }
 
-/// A store that is silent takes its time for each try, so their number alone is no limit. But it may
-/// be the connection that is silent, and the next one is not.
+/// A store that is silent takes its time for each try, so their number alone is no limit. But it
+/// may be the connection that is silent, and the next one is not.
 #[test]
 fn a_silent_store_is_tried_twice_and_then_for_as_long_as_the_policy_says() {
     const SILENCE: Duration = Duration::from_millis(200);
