@@ -1,23 +1,24 @@
 //! `cargo xtask bench`: builds the benchmarks, runs them, and keeps the page with their results.
 //!
-//! What is measured, and the scenarios' names, are left to `leasehold-bench`. Here its output is
-//! passed on and, with `--write`, put into the page between the markers of each scenario.
+//! `leasehold-bench` defines the measurements and the scenarios' names. This module passes its
+//! output on. With `--write` it also puts the output into the page, between the markers of each
+//! scenario.
 
 use std::path::Path;
 use std::{fs, io};
 
 use crate::Failure;
-use crate::command::{cargo, passes, passes_with_lines, workspace_root};
+use crate::command::{cargo, finished, passes, passes_with_lines, workspace_root};
 
 const PAGE: &str = "docs/benchmarks.md";
 
 /// The scenario that runs the `leasehold` command, which must then be built.
 const NEEDS_COMMAND: &str = "command_start";
 
-/// The part of the page that is gathered from all the others.
+/// The part of the page that summarizes all the others.
 const SUMMARY: &str = "targets";
 
-/// What a scenario printed under its heading.
+/// The output of a scenario under its heading.
 #[derive(Debug, PartialEq, Eq)]
 struct Section {
     name: String,
@@ -36,11 +37,12 @@ pub(crate) fn run(arguments: &[String]) -> Result<(), Failure> {
     }
     let mut scenarios = passed_on.iter().filter(|word| !word.starts_with('-')).peekable();
     if scenarios.peek().is_none() || scenarios.any(|name| *name == NEEDS_COMMAND) {
-        // By itself, as people build it: beside the benchmarks it would get their features too.
-        finished(passes(&mut cargo(["build", "--release", "--package", "leasehold-cli"])))?;
+        // Built alone, as users build it: beside the benchmarks it would also get their features.
+        finished(passes(&mut cargo(["build", "--profile", "dist", "--package", "leasehold-cli"])))?;
     }
     let mut lines = Vec::new();
-    let mut bench = cargo(["run", "--release", "--quiet", "--package", "leasehold-bench", "--"]);
+    let mut bench =
+        cargo(["run", "--profile", "dist", "--quiet", "--package", "leasehold-bench", "--"]);
     finished(passes_with_lines(bench.args(passed_on), |line| lines.push(line.to_owned())))?;
     if write {
         let path = workspace_root().join(PAGE);
@@ -48,15 +50,6 @@ pub(crate) fn run(arguments: &[String]) -> Result<(), Failure> {
         eprintln!("xtask: wrote {PAGE}");
     }
     Ok(())
-}
-
-/// A program that failed has said why.
-fn finished(outcome: io::Result<bool>) -> Result<(), Failure> {
-    match outcome {
-        Ok(true) => Ok(()),
-        Ok(false) => Err(Failure::Reported),
-        Err(error) => Err(Failure::Message(format!("cannot run cargo: {error}"))),
-    }
 }
 
 /// Cuts the output at its headings, `## NAME: what it is`.
@@ -70,7 +63,7 @@ fn sections(lines: &[String]) -> Vec<Section> {
             section.text.push('\n');
         }
     }
-    // The page's own summary covers also the scenarios that did not run this time.
+    // The page's own summary also covers the scenarios that did not run this time.
     sections.retain(|section| section.name != SUMMARY);
     sections
 }

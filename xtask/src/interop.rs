@@ -1,8 +1,8 @@
 //! The packages of other languages that the tests use: a Python environment and a `node_modules`.
 //!
 //! Both are in `target/interop`, made from the pinned versions beside the testkit's drivers. A
-//! stamp holds what they were made from, so that nothing is done twice. The drivers, and the
-//! check that the packages are the pinned ones, are left to the testkit.
+//! stamp holds those versions, so that a second run does nothing. The testkit has the drivers, and
+//! checks that the packages are the pinned ones.
 
 use std::fs::{self, File};
 use std::io;
@@ -29,7 +29,7 @@ pub(crate) fn install() -> Result<(), Failure> {
     let (source, target) = (workspace_root().join(SOURCE), workspace_root().join(TARGET));
     let doing = |error: io::Error| Failure::Message(format!("cannot make `{TARGET}`: {error}"));
     fs::create_dir_all(&target).map_err(doing)?;
-    // Two of these at once would write over each other.
+    // Two installations at once would overwrite each other.
     let guard = File::create(target.join("lock")).map_err(doing)?;
     guard.lock().map_err(doing)?;
     let wanted = stamp_of(&source).map_err(doing)?;
@@ -38,7 +38,7 @@ pub(crate) fn install() -> Result<(), Failure> {
         return Ok(());
     }
     println!("setup: installing packages of Python and Node.js into {TARGET}");
-    // Without a stamp until all is done: an installation that was broken off counts for nothing.
+    // No stamp until all is done: an interrupted installation counts for nothing.
     remove_stamp(&target).map_err(doing)?;
     for pins in PINS {
         fs::copy(source.join(pins), target.join(pins)).map_err(doing)?;
@@ -53,7 +53,7 @@ fn stamp_of(source: &Path) -> io::Result<String> {
     PINS.iter().map(|pins| fs::read_to_string(source.join(pins))).collect()
 }
 
-/// The programs are looked at too: a Python that was removed leaves a dangling link.
+/// Checks the programs too: a Python that was removed leaves a dangling link.
 fn is_installed(target: &Path, wanted: &str) -> bool {
     fs::read_to_string(target.join(STAMP)).is_ok_and(|stamp| stamp == wanted)
         && python(target).exists()
@@ -94,7 +94,7 @@ fn run(command: &mut Command) -> Result<(), Failure> {
     }
 }
 
-/// The command as a person would run it.
+/// The command as a user would type it.
 fn by_hand(command: &Command) -> String {
     let words: Vec<_> = std::iter::once(command.get_program()).chain(command.get_args()).collect();
     let words: Vec<_> = words.iter().map(|word| word.to_string_lossy()).collect();

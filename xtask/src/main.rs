@@ -1,21 +1,32 @@
 //! `cargo xtask`: the development commands of the project.
 //!
-//! This file picks the command. Each command is a module with a `run` function; what servers and
-//! tests do is left to `leasehold-testkit` and to the crates themselves.
+//! This file picks the command. Each command is a module with a `run` function. `leasehold-testkit`
+//! and the crates themselves define what servers and tests do.
 
 #![forbid(unsafe_code)]
-#![warn(missing_debug_implementations, unreachable_pub)]
 
 mod bench;
 mod command;
+mod docs;
+mod family;
 mod interop;
+mod jobs;
+mod load;
+mod measure;
+mod needs;
+mod precommit;
+mod programs;
+mod report;
 mod setup;
+mod stress;
 mod test;
+mod test_lines;
+mod torture;
 mod totals;
 
 use std::process::ExitCode;
 
-/// A command: its name, one line of help, and what it does with the arguments after its name.
+/// A command: its name, one line of help, and a function of the arguments after its name.
 struct Command {
     name: &'static str,
     help: &'static str,
@@ -27,7 +38,7 @@ struct Command {
 enum Failure {
     /// The message is for the user, on standard error.
     Message(String),
-    /// Everything was said already.
+    /// The command has reported everything already.
     Reported,
 }
 
@@ -40,19 +51,56 @@ const COMMANDS: &[Command] = &[
     },
     Command {
         name: "test",
-        help: "setup, format, clippy, all tests, documentation and examples",
+        help: "setup, format, clippy, all tests, documentation and examples: [--load [N]]",
         run: test::run,
+    },
+    Command {
+        name: "stress",
+        help: "repeat tests until they fail: [--rounds N] [--load [N]] TEST…",
+        run: stress::run,
+    },
+    Command {
+        name: "precommit",
+        help: "format, tidy, clippy and the unit tests of what changed",
+        run: precommit::run,
     },
     Command {
         name: "bench",
         help: "measure speed beside limits and rivals: [SCENARIO…] [--quick] [--write]",
         run: bench::run,
     },
+    Command {
+        name: "torture",
+        help: "workers, faults and a checker, on real servers: [--engine NAME]… or --help",
+        run: torture::run,
+    },
+    Command {
+        name: "docs",
+        help: "make docs/faults.md from its source and the names of tests: [--check]",
+        run: docs::run,
+    },
+    Command {
+        name: "measure",
+        help: "count methods, lines, words and tests: [--at REV] [--json]",
+        run: measure::run,
+    },
+    Command {
+        name: "deploy-check",
+        help: "build, start and install what deploy/ describes, as root: [PROFILE]",
+        run: deploy_check,
+    },
     Command { name: "help", help: "print this text", run: help },
 ];
 
 fn main() -> ExitCode {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let mut arguments: Vec<String> = std::env::args().skip(1).collect();
+    if arguments.first().is_some_and(|word| word == family::INNER) {
+        arguments.remove(0);
+        if let Err(error) = family::become_inner() {
+            eprintln!("xtask: cannot adopt the processes of the run: {error}");
+            return ExitCode::FAILURE;
+        }
+    }
     match dispatch(&arguments) {
         Ok(()) => ExitCode::SUCCESS,
         Err(Failure::Reported) => ExitCode::FAILURE,
@@ -81,6 +129,17 @@ fn dispatch(arguments: &[String]) -> Result<(), Failure> {
     }
 }
 
+/// Runs a script, which a packager can read and run without this program.
+fn deploy_check(arguments: &[String]) -> Result<(), Failure> {
+    let mut script = std::process::Command::new("deploy/check.sh");
+    script.args(arguments).current_dir(command::workspace_root());
+    match command::passes(&mut script) {
+        Ok(true) => Ok(()),
+        Ok(false) => Err(Failure::Reported),
+        Err(error) => Err(Failure::Message(format!("cannot run `deploy/check.sh`: {error}"))),
+    }
+}
+
 fn help(_arguments: &[String]) -> Result<(), Failure> {
     print!("{}", help_text());
     Ok(())
@@ -89,7 +148,7 @@ fn help(_arguments: &[String]) -> Result<(), Failure> {
 fn help_text() -> String {
     let mut text = String::from("usage: cargo xtask COMMAND\n\n");
     for command in COMMANDS {
-        text.push_str(&format!("  {:<8} {}\n", command.name, command.help));
+        text.push_str(&format!("  {:<12} {}\n", command.name, command.help));
     }
     text
 }
@@ -119,7 +178,9 @@ mod tests {
     #[test]
     fn unknown_command_names_the_known_ones() {
         let message = message_of(&["tset"]);
-        assert_eq!(message, "unknown command `tset`; known are: setup, test, bench, help");
+        let known =
+            "setup, test, stress, precommit, bench, torture, docs, measure, deploy-check, help";
+        assert_eq!(message, format!("unknown command `tset`; known are: {known}"));
     }
 
     #[test]

@@ -1,10 +1,9 @@
 //! `cargo xtask setup`: installs what the tests need on this machine.
 //!
-//! The Debian packages of the servers that the tests start, of the programs that they ask them
-//! and stall them with, and of the terminal that they look at. Looks for the files that the
-//! packages provide rather than asking the package manager, so that servers installed in another
-//! way count too. Starting the servers is left to the testkit, the packages of other languages to
-//! `interop`.
+//! It installs the Debian packages of the servers, of the programs that ask and stall servers, and
+//! of tmux, whose screen the tests read. It looks for the files of the packages and does not ask
+//! the package manager. So servers that were installed in another way count too. The testkit starts
+//! the servers, and `interop` installs the packages of other languages.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -14,14 +13,14 @@ use std::process::{Command, Stdio};
 use crate::command::passes;
 use crate::{Failure, interop, no_arguments};
 
-/// What a server needs on this machine, and the Debian package that has it.
+/// A requirement of a server on this machine, and its Debian package.
 #[derive(Debug)]
 struct Requirement {
     package: &'static str,
     needs: Needs,
 }
 
-/// How to tell that a requirement is met.
+/// How to see that a requirement is met.
 #[derive(Debug)]
 enum Needs {
     /// A program on the search path, or in one of the folders of [`program_folders`].
@@ -56,6 +55,7 @@ const REQUIREMENTS: &[Requirement] = &[
     Requirement { package: "openssl", needs: Needs::Program("openssl") },
     Requirement { package: "python3", needs: Needs::Program("python3") },
     Requirement { package: "python3-venv", needs: Needs::PythonModules("ensurepip, venv") },
+    Requirement { package: "systemd", needs: Needs::Program("systemd-analyze") },
     Requirement { package: "strace", needs: Needs::Program("strace") },
     Requirement { package: "tmux", needs: Needs::Program("tmux") },
     Requirement { package: "nodejs", needs: Needs::Program("node") },
@@ -65,7 +65,7 @@ const REQUIREMENTS: &[Requirement] = &[
 /// Where Debian keeps the programs of PostgreSQL, a folder for each version.
 const POSTGRES_FOLDER: &str = "/usr/lib/postgresql";
 
-/// Another apt-get may be at work, an unattended upgrade for instance: wait for it this long.
+/// How long to wait for another apt-get, for example an unattended upgrade.
 const LOCK_TIMEOUT: &str = "DPkg::Lock::Timeout=300";
 
 /// Runs the command.

@@ -45,7 +45,7 @@ impl AddAssign for Totals {
     }
 }
 
-/// Removes terminal colour sequences (`ESC [ … m`), which a user can force upon a pipe.
+/// Removes terminal colour sequences (`ESC [ … m`), which a user can force into a pipe.
 fn without_colour(line: &str) -> String {
     let mut plain = String::with_capacity(line.len());
     let mut characters = line.chars();

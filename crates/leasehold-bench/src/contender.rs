@@ -1,18 +1,18 @@
 //! Taking turns: ours, the raw limit and the rivals run round by round, one after the other.
 //!
 //! A loopback round trip changes threefold with the machine's idleness, so only neighbouring
-//! rounds compare. What a round does is a closure of the scenario; what comes out of it too.
+//! rounds compare. Each scenario gives its rounds as closures, and chooses their result type.
 
 use crate::Result;
 use crate::progress::Progress;
 
-/// What a contender is in the comparison.
+/// The role of a contender in the comparison.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Role {
     Ours,
-    /// What no lock on this ground can beat.
+    /// No lock on this store can beat it.
     Limit,
-    /// What people would use instead.
+    /// People would use it instead.
     Rival,
 }
 
@@ -26,7 +26,7 @@ impl Role {
     }
 }
 
-/// Something that is measured beside others, and what one round of it does.
+/// A contender, and the code of one of its rounds.
 pub(crate) struct Contender<'a, T> {
     name: String,
     role: Role,
@@ -43,7 +43,7 @@ impl<'a, T> Contender<'a, T> {
     }
 }
 
-/// What all rounds of one contender gave.
+/// The results of all rounds of one contender.
 #[derive(Debug)]
 pub(crate) struct Outcome<T> {
     pub(crate) name: String,
@@ -51,7 +51,7 @@ pub(crate) struct Outcome<T> {
     pub(crate) rounds: Vec<T>,
 }
 
-/// Runs A, B, C, A, B, C… The first turn of each is for warming up and is not counted.
+/// Runs A, B, C, A, B, C… The first turn of each only warms up, and does not count.
 pub(crate) fn take_turns<T>(
     mut contenders: Vec<Contender<'_, T>>,
     rounds: usize,

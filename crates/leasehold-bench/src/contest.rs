@@ -1,6 +1,6 @@
 //! Worker processes as their parent sees them, and contests between them for one lock.
 //!
-//! A process that is started here is gone when its value is dropped, whatever happens.
+//! Dropping a worker's value always ends its process.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -12,7 +12,7 @@ use crate::stats::{Grant, HandOffs};
 use crate::work::Work;
 use crate::worker::{ARGUMENT, Way};
 
-/// Between the signal to start and the start: all workers must have read it by then.
+/// The time between the order to start and the start, in which all workers must read the order.
 const START_DELAY: Duration = Duration::from_millis(20);
 
 /// A worker process; killed when dropped.
@@ -57,7 +57,7 @@ impl Worker {
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        // Both fail when it has ended, which is all that is wanted.
+        // Both fail only if the process has ended already.
         let _ended = self.child.kill();
         let _ended = self.child.wait();
     }
@@ -72,26 +72,26 @@ pub(crate) struct Contest {
     /// Processes, and tasks in each of them.
     pub(crate) workers: usize,
     pub(crate) tasks: usize,
-    /// How long each one keeps the lock, and how.
+    /// How long each task keeps the lock, and its work meanwhile.
     pub(crate) hold: Duration,
     pub(crate) work: Work,
     pub(crate) window: Duration,
 }
 
-/// What one round of a contest gave.
+/// The results of one round of a contest.
 #[derive(Debug)]
 pub(crate) struct Round {
     pub(crate) hand_offs: HandOffs,
     /// CPU time of all workers together, in cores.
     pub(crate) cores: f64,
-    /// How often the lock was taken and given back, also after the window.
+    /// How often workers took the lock and gave it back, also after the window.
     pub(crate) cycles: usize,
-    /// How long after the window the last worker was done: a stall at its end shows here alone.
+    /// How long after the window the last worker was done. A stall at the end shows only here.
     pub(crate) overrun_ns: u64,
 }
 
 impl Contest {
-    /// Starts the workers, lets them contend for the window, and collects what they saw.
+    /// Starts the workers, lets them contend for the window, and collects their results.
     pub(crate) fn round(&self) -> Result<Round> {
         let hold_ns = self.hold.as_nanos().to_string();
         let tasks = self.tasks.to_string();
@@ -127,7 +127,7 @@ impl Contest {
     }
 }
 
-/// Reads what a worker wrote; `first` is the number of its first task.
+/// Reads a line of a worker; `first` is the number of its first task.
 fn grant(first: usize, line: &str) -> Result<Grant> {
     let numbers: std::result::Result<Vec<u64>, _> = line.split(' ').map(str::parse).collect();
     let numbers = numbers?;

@@ -1,6 +1,6 @@
-//! The machine: what it is, and what processes on it used. All of it from `/proc`.
+//! Facts about the machine, and the resources that processes use. Mostly from `/proc`.
 //!
-//! Names of hosts and paths are left out on purpose: the tables are published.
+//! The facts have no host names and no paths, because the tables are published.
 
 use std::fs;
 use std::path::Path;
@@ -36,7 +36,7 @@ fn today() -> String {
     format!("{year}-{month:02}-{day:02}")
 }
 
-/// The date so many days after 1970-01-01.
+/// The date `days` days after 1970-01-01.
 fn date_of(days: u64) -> (u64, u64, u64) {
     let (mut year, mut left) = (1970, days);
     let leap = |year: u64| {
@@ -76,8 +76,8 @@ pub(crate) fn now() -> u64 {
     nanos(ClockId::Monotonic)
 }
 
-/// The CPU time of this process so far, user and system, all threads: what `getrusage` gives, in
-/// nanoseconds.
+/// The CPU time of this process so far, user and system, all threads: like that of `getrusage`,
+/// but in nanoseconds.
 pub(crate) fn own_cpu() -> Duration {
     Duration::from_nanos(nanos(ClockId::ProcessCPUTime))
 }
@@ -87,7 +87,7 @@ fn nanos(clock: ClockId) -> u64 {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-/// The CPU time of another process so far, all living threads of it.
+/// The CPU time of another process so far, of all its living threads.
 ///
 /// From `schedstat`, because the ticks in `stat` are 10 ms long and a good waiter uses less.
 pub(crate) fn cpu_of(pid: u32) -> Result<Duration> {
@@ -127,8 +127,8 @@ pub(crate) fn own_cores() -> Result<Vec<usize>> {
     Ok((0..CpuSet::MAX_CPU).filter(|core| allowed.is_set(*core)).collect())
 }
 
-/// Keeps a process, or this thread if none is named, on these cores, and with it all that it
-/// starts from now on.
+/// Keeps a process on these cores, with all processes that it starts from now on. Without a process
+/// it keeps this thread there.
 pub(crate) fn keep_on(process: Option<u32>, cores: &[usize]) -> Result<()> {
     let process = process.map(|id| Pid::from_raw(id.cast_signed()).ok_or("no process has that id"));
     let mut allowed = CpuSet::new();

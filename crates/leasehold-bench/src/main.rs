@@ -1,11 +1,10 @@
 //! The benchmarks of leasehold; `cargo xtask bench` builds and runs this.
 //!
 //! This file reads the command line and runs the scenarios one after the other. Tables go to
-//! standard output, talk to standard error. Promises about time are looked at here and nowhere
-//! in the tests: a busy machine must not fail a change.
+//! standard output, messages to standard error. Only this program checks promises about time, and
+//! no test does: a busy machine must not fail a change.
 
 #![forbid(unsafe_code)]
-#![warn(missing_debug_implementations, unreachable_pub)]
 
 mod contender;
 mod contest;
@@ -26,15 +25,15 @@ use report::Target;
 use scenarios::{SCENARIOS, Scenario, Setting};
 use scratch::Scratch;
 
-/// Whatever goes wrong ends the run, with a message that says what it was.
+/// Any error ends the run with its message.
 pub(crate) type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
-/// What the command line asks for.
+/// The order on the command line.
 #[derive(Debug)]
 struct Order {
     chosen: Vec<&'static Scenario>,
     quick: bool,
-    /// The command to run for the same tables.
+    /// The command that makes the same tables.
     command: String,
 }
 

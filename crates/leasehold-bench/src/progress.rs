@@ -1,11 +1,11 @@
-//! Lines on standard error while a scenario runs, so that a long silence is not taken for a hang.
+//! Lines on standard error while a scenario runs, which show that it does not hang.
 
 use std::time::{Duration, Instant};
 
 /// Short enough to be reassuring, long enough to leave a readable log.
 const SAY_EVERY: Duration = Duration::from_secs(5);
 
-/// Says where a scenario is, now and then.
+/// Prints the progress of a scenario now and then.
 #[derive(Debug)]
 pub(crate) struct Progress {
     scenario: &'static str,
@@ -18,7 +18,7 @@ impl Progress {
         Self { scenario, said: Instant::now() }
     }
 
-    /// Says something if nothing was said for a while.
+    /// Prints a line if it printed none for a while.
     pub(crate) fn say(&mut self, what: impl FnOnce() -> String) {
         if self.said.elapsed() >= SAY_EVERY {
             eprintln!("bench: {}: {}", self.scenario, what());
@@ -26,7 +26,7 @@ impl Progress {
         }
     }
 
-    /// Sleeps, and goes on saying how much is left.
+    /// Sleeps, and prints now and then how much time is left.
     pub(crate) fn sleep(&mut self, span: Duration) {
         let until = Instant::now() + span;
         loop {

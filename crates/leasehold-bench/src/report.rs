@@ -1,4 +1,4 @@
-//! What a scenario found, as Markdown: tables, and a line for each target.
+//! The findings of a scenario as Markdown: tables, and a line for each target.
 //!
 //! Standard output gets exactly this text; `cargo xtask bench --write` puts it into the page.
 
@@ -19,7 +19,7 @@ pub(crate) struct Table {
     rows: Vec<Vec<String>>,
 }
 
-/// One promise and what became of it.
+/// One promise and its result.
 #[derive(Debug, Clone)]
 pub(crate) struct Target {
     pub(crate) what: String,
@@ -66,7 +66,7 @@ impl Table {
     }
 }
 
-/// The table of all targets that were looked at.
+/// The table of all targets that were checked.
 pub(crate) fn targets(targets: &[Target]) -> Table {
     let mut table = Table::new(["what", "target", "measured", "verdict"]);
     for Target { what, target, measured, met } in targets {
@@ -136,7 +136,7 @@ pub(crate) fn times(ratio: Option<f64>) -> String {
     ratio.map_or_else(|| "–".to_owned(), |ratio| format!("{} ×", digits(ratio)))
 }
 
-/// Three digits that count.
+/// A number with three significant digits.
 pub(crate) fn digits(value: f64) -> String {
     match value.abs() {
         size if size < 10.0 => format!("{value:.2}"),

@@ -36,7 +36,7 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // What is left lies in the folder for temporary files, where it hurts nobody.
+        // Files that are left lie in the folder for temporary files, and do no harm.
         let _left = fs::remove_dir_all(&self.path);
     }
 }

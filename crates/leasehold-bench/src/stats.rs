@@ -1,6 +1,6 @@
 //! The numbers behind the tables: percentiles, ratios of rounds, fairness, and hand-offs.
 //!
-//! Pure arithmetic on recorded values; who records them and how is left to the scenarios.
+//! Pure arithmetic on recorded values. The scenarios record them.
 
 /// Durations in nanoseconds, sorted.
 #[derive(Debug, Clone, Default)]
@@ -47,8 +47,8 @@ pub(crate) fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
 
 /// How many times `base` the `other` takes: the median over rounds of the ratio of their p50s.
 ///
-/// Round by round, because rounds that follow each other at once meet the machine in the same
-/// mood, and rounds of different minutes do not.
+/// It compares round by round, because the machine's state is alike in neighbouring rounds, and
+/// differs between rounds of different minutes.
 pub(crate) fn ratio_of_rounds(other: &[Samples], base: &[Samples]) -> Option<f64> {
     let pairs = other.iter().zip(base);
     median(pairs.filter_map(|(other, base)| {
@@ -64,12 +64,12 @@ pub(crate) fn jain(shares: &[u64]) -> Option<f64> {
     (squares > 0.0).then(|| sum * sum / (shares.len() as f64 * squares))
 }
 
-/// One time that a worker had the lock. Instants are nanoseconds on one clock for all workers.
+/// One grant to a worker. Instants are nanoseconds on one clock for all workers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Grant {
     pub(crate) worker: usize,
-    /// The fence; where there is none, the instant of the grant, which orders grants as well
-    /// because no two are held at a time.
+    /// The fence. Without one, the instant of the grant, which orders grants as well, because no
+    /// two workers hold at a time.
     pub(crate) order: u64,
     /// When the worker knew that it waits; `None` if it got the lock at once.
     pub(crate) queued: Option<u64>,
@@ -78,26 +78,26 @@ pub(crate) struct Grant {
     pub(crate) released: u64,
 }
 
-/// What the grants of one round say about the lock.
+/// The results of the grants of one round.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct HandOffs {
-    /// From the call to release until the next worker has the lock: only between different
-    /// workers, and only where the next one was waiting when the call was made.
+    /// The times from the call to release until the next worker has the lock. Only between
+    /// different workers, and only if the next one was waiting at the time of the call.
     pub(crate) spans: Samples,
     pub(crate) grants: usize,
-    /// Grants that went to the one who had just released while somebody else waited.
+    /// Grants that went back to the worker that had just released, while another one waited.
     pub(crate) given_back: usize,
-    /// Grants that began before the one ahead of them was being released. Must be 0.
+    /// Grants that began before the release of the grant ahead of them. Must be 0.
     pub(crate) overlaps: usize,
     pub(crate) jain: Option<f64>,
-    /// How much of the time the lock was held, from 0 to 1.
+    /// The share of the time in which the lock was held, from 0 to 1.
     pub(crate) held_share: f64,
     /// How long a holder held, on average.
     pub(crate) hold_ns: f64,
 }
 
 impl HandOffs {
-    /// Puts the grants in order and looks at each one beside the one before it.
+    /// Puts the grants in order and compares each one with the one before it.
     pub(crate) fn of(mut grants: Vec<Grant>, workers: usize, span: u64) -> Self {
         grants.sort_unstable_by_key(|grant| grant.order);
         let mut shares = vec![0; workers];
@@ -131,8 +131,8 @@ impl HandOffs {
     }
 }
 
-/// Whether another worker was waiting when `last` was released: then its next grant, among those
-/// that come `later`, was queued before. Each of the other workers has one next grant.
+/// Whether another worker was waiting when `last` was released. Then its next grant, among the
+/// `later` ones, was queued before that. Each of the other workers has one next grant.
 fn somebody_waited(later: &[Grant], last: &Grant, workers: usize) -> bool {
     let mut seen = vec![false; workers];
     let mut unseen = workers.saturating_sub(1);

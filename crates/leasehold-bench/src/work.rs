@@ -1,15 +1,15 @@
-//! What a holder does with the lock for as long as it has it.
+//! The work of a holder while it has the lock.
 //!
-//! The workers of a contest are tasks, several to a thread. Most such tasks wait for something that
-//! is done elsewhere: another server, a disk. One that computes instead holds up the others of its
-//! thread, and takes a core from the store; on a machine of two cores that is half of it.
+//! The workers of a contest are tasks, several to a thread. Most such tasks wait for something
+//! elsewhere, such as another server or a disk. A task that computes holds up the others of its
+//! thread, and takes a core from the store. On a machine with two cores that is half of it.
 
 use std::time::Duration;
 
 use crate::Result;
 use crate::machine::now;
 
-/// How the time passes in which the lock is held.
+/// How a holder passes the time with the lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Work {
     /// The task waits, and its thread goes on with others.
@@ -33,10 +33,10 @@ impl Work {
         work.ok_or_else(|| format!("no work is called `{word}`").into())
     }
 
-    /// Works for so long.
+    /// Works for `span`.
     pub(crate) async fn run(self, span: Duration) -> Result<()> {
         match self {
-            // The runtime's own timers count whole milliseconds, up to one too many.
+            // The runtime's own timers count whole milliseconds, and may take one too many.
             Work::Awaited => tokio::task::spawn_blocking(move || std::thread::sleep(span)).await?,
             Work::Computed => {
                 let until = now() + span.as_nanos() as u64;

@@ -1,7 +1,7 @@
-//! What this program does when it is started as a worker process of a scenario.
+//! A worker process of a scenario: this program, started with other arguments.
 //!
-//! A worker speaks over its standard input and output: `ready`, then orders, then what it saw.
-//! Nothing is written while it measures. Starting workers and reading them is in `contest.rs`.
+//! A worker speaks over its standard input and output. It prints `ready`, reads orders, and prints
+//! its results. It writes nothing while it measures. `contest.rs` starts workers and reads them.
 
 use std::cell::{Cell, RefCell};
 use std::fmt::Write as _;
@@ -32,11 +32,11 @@ pub(crate) const NAME: &str = "bench";
 /// The rival's pause between two tries.
 const POLL_EVERY: Duration = Duration::from_millis(10);
 
-/// Room for the grants of one round, so that the list does not grow while it is measured. Holding
-/// takes microseconds and a round less than a second, so it is never full.
+/// Room for the grants of one round, so that the list does not grow during the measurement. It is
+/// never full: a holder holds for microseconds at least, and a round takes less than a second.
 const GRANTS_ROOM: usize = 20_000;
 
-/// What a worker does with the lock, and for how long.
+/// How a worker passes the time with the lock, and for how long.
 type Hold = (Work, Duration);
 
 /// How a worker gets the lock.
@@ -50,7 +50,7 @@ pub(crate) enum Way {
     Flock,
     /// It waits in `pg_advisory_lock`, on a session of its own.
     Advisory,
-    /// It is passed the lock by the one before it in a fixed order.
+    /// The worker before it in a fixed order passes the lock to it.
     Relay,
 }
 
@@ -68,7 +68,7 @@ impl Way {
     }
 }
 
-/// Runs what the arguments after [`ARGUMENT`] say.
+/// Runs the task that the arguments after [`ARGUMENT`] name.
 pub(crate) fn run(arguments: &[String]) -> Result<()> {
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match words[..] {
@@ -96,33 +96,33 @@ fn runtime() -> Result<Runtime> {
 }
 
 tokio::task_local! {
-    /// When the claim of this task came into the line.
+    /// When the claim of this task joined the line.
     static QUEUED: Cell<u64>;
 }
 
-/// Remembers when a task's claim came into the line.
+/// Remembers when a task's claim joined the line.
 #[derive(Debug)]
 struct Queued;
 
 impl Observer for Queued {
     fn observe(&self, measure: &Measure<'_>) {
         if matches!(measure, Measure::WaitBegan { .. }) {
-            // Called by the task that waits; whoever else calls does not count.
+            // The waiting task calls this. A call from elsewhere fails and does not count.
             let _elsewhere = QUEUED.try_with(|queued| queued.set(now()));
         }
     }
 }
 
-/// A lock, however it is got.
+/// A lock of any [`Way`].
 enum Lock {
     Store {
         mutex: Mutex,
         poll: bool,
     },
     File(File),
-    /// Sessions that nobody waits on.
+    /// The sessions that no task uses.
     Sessions(RefCell<Vec<Session>>),
-    /// The tasks that nobody waits as.
+    /// The task numbers that no task uses.
     Relay(Box<Relay>, RefCell<Vec<usize>>),
 }
 
@@ -135,7 +135,7 @@ enum Held {
 }
 
 impl Lock {
-    /// Opens what so many tasks need.
+    /// Opens the lock for `tasks` tasks.
     async fn open(way: Way, target: &str, tasks: usize) -> Result<Self> {
         if way == Way::Advisory {
             let sessions = try_join_all((0..tasks).map(|_| Session::open(target))).await?;
@@ -152,7 +152,7 @@ impl Lock {
         Ok(Lock::Store { mutex: client.mutex(NAME), poll: way == Way::Poll })
     }
 
-    /// Waits for the lock; also says since when it knew that it has to wait.
+    /// Waits for the lock. Also returns since when the worker knew that it has to wait.
     async fn take(&self) -> Result<(Held, Option<u64>)> {
         match self {
             Lock::Store { mutex, poll: false } => {
@@ -180,7 +180,7 @@ impl Lock {
             }
             Lock::Sessions(free) => {
                 let session = free.borrow_mut().pop().ok_or("more tasks than sessions")?;
-                // The server does not say whether it had to wait.
+                // The server does not report whether the session had to wait.
                 let queued = now();
                 session.lock().await?;
                 Ok((Held::Session(session), Some(queued)))
@@ -212,8 +212,8 @@ impl Lock {
     }
 }
 
-/// Takes the lock again and again between two instants that the parent names, in so many tasks
-/// of one thread.
+/// Takes the lock again and again between two instants that the parent names, in `tasks` tasks of
+/// one thread.
 fn contend(way: Way, target: &str, hold: Hold, tasks: usize) -> Result<()> {
     runtime()?.block_on(async {
         let lock = Lock::open(way, target, tasks).await?;
@@ -235,8 +235,8 @@ fn contend(way: Way, target: &str, hold: Hold, tasks: usize) -> Result<()> {
     })
 }
 
-/// What one task saw until `stop`: order, queued, granted, released of each grant. And how often
-/// it had the lock, the last time after `stop` included.
+/// The grants of one task until `stop`: order, queued, granted, released of each. Also returns how
+/// often it had the lock, which includes a last time after `stop`.
 async fn grants(lock: &Lock, (work, hold): Hold, stop: u64) -> Result<(Vec<[u64; 4]>, usize)> {
     let (mut seen, mut cycles) = (Vec::with_capacity(GRANTS_ROOM), 0);
     while now() < stop {
@@ -257,7 +257,7 @@ async fn grants(lock: &Lock, (work, hold): Hold, stop: u64) -> Result<(Vec<[u64;
     Ok((seen, cycles))
 }
 
-/// Takes the lock once in each of so many tasks, gives it back at once, and prints when the last
+/// Takes the lock once in each of `tasks` tasks, gives it back at once, and prints when the last
 /// of them had it.
 fn queue(url: &str, tasks: usize) -> Result<()> {
     runtime()?.block_on(async {
@@ -276,7 +276,7 @@ fn queue(url: &str, tasks: usize) -> Result<()> {
     })
 }
 
-/// Listens at a store until it is told to end, and prints when each word came.
+/// Listens at a store until the word that ends it, and prints when each word came.
 fn listen(kind: &str, url: &str) -> Result<()> {
     let came = runtime()?.block_on(raw::listen(kind, url))?;
     let mut text = String::new();
@@ -287,7 +287,7 @@ fn listen(kind: &str, url: &str) -> Result<()> {
     Ok(())
 }
 
-/// Says that it is ready, and reads when to start and to stop.
+/// Prints that it is ready, and reads when to start and to stop.
 fn rendezvous() -> Result<(u64, u64)> {
     println!("ready");
     let mut line = String::new();
@@ -296,7 +296,7 @@ fn rendezvous() -> Result<(u64, u64)> {
     Ok((start.parse()?, stop.parse()?))
 }
 
-/// Waits for a lock that it never gets, until it is killed.
+/// Waits for a lock that it never gets, until the parent kills it.
 fn wait(way: Way, target: &str) -> Result<()> {
     runtime()?.block_on(async {
         let lock = Lock::open(way, target, 1).await?;
@@ -306,12 +306,12 @@ fn wait(way: Way, target: &str) -> Result<()> {
     })
 }
 
-/// Holds many leases for a while, and prints what that cost, one number a line.
+/// Holds many leases for a while, and prints the cost, one number a line.
 fn keep(url: &str, count: usize, span: Duration) -> Result<()> {
     runtime()?.block_on(async {
         let client = leasehold::connect(url).await?;
         let mut leases = Vec::with_capacity(count);
-        // The first lease pays for threads, connections and tables; the others for themselves.
+        // The first lease also pays for threads, connections and tables.
         leases.push(client.mutex("keep:first").lock().await?);
         let memory_before = machine::own_memory()?;
         for number in 1..count {

@@ -3,17 +3,17 @@
 use std::time::Duration;
 
 use leasehold::engine::ClaimView;
-use leasehold::{Lease, Name};
+use leasehold::{Handle, Lease, Name};
 use serde::Serialize;
 
 use crate::args;
 use crate::exit::{self, Failure, Outcome};
 use crate::handles::Ticket;
+use crate::lines::Held;
 use crate::out;
 use crate::signals::Signals;
 use crate::store::Store;
 use crate::take::{self, Plan, Taken, Wait};
-use crate::view::Held;
 
 /// A lock that was taken.
 #[derive(Debug, Serialize)]
@@ -28,7 +28,7 @@ struct Acquired<'a> {
 
 /// A lock that was not.
 #[derive(Debug, Serialize)]
-struct Refused<'a> {
+pub(crate) struct Refused<'a> {
     acquired: bool,
     held_by: Vec<HeldBy<'a>>,
 }
@@ -40,7 +40,14 @@ struct HeldBy<'a> {
     held: Held<'a>,
 }
 
-/// Takes the locks and lets go of them without giving them back.
+impl<'a> Refused<'a> {
+    pub(crate) fn of(name: &'a Name, by: &'a [ClaimView]) -> Self {
+        let held_by = by.iter().map(|claim| HeldBy { name: name.as_str(), held: Held::of(claim) });
+        Self { acquired: false, held_by: held_by.collect() }
+    }
+}
+
+/// Takes the locks, and detaches the leases without giving them back.
 pub(crate) async fn acquire(
     take: args::Take,
     open: impl AsyncFnOnce() -> Result<Store, Failure>,
@@ -49,14 +56,17 @@ pub(crate) async fn acquire(
     if let Some(most) = plan.hold_at_most {
         plan.ttl = plan.ttl.min(most);
     }
-    // Whoever waits in line must leave it when a signal comes; whoever does not wait is quick.
+    // A command that waits in line must leave it when a signal comes. Without a wait it is quick.
     let mut signals = match plan.wait {
         Wait::No => None,
         _ => Some(Signals::catch()?),
     };
-    let store = open().await?;
+    let store = match &mut signals {
+        Some(signals) => signals.opened(open).await?,
+        None => open().await?,
+    };
     let info = store.client.info();
-    if !info.can.detach || !info.can.across_processes {
+    if store.client.parts().unattended.is_none() || !info.can.across_processes {
         return Err(Failure::config(format!(
             "a lock in `{}` ends with the process that took it, so its handle would be worthless",
             info.engine
@@ -69,7 +79,13 @@ pub(crate) async fn acquire(
             _ => "use `leasehold run`, or another store such as `sqlite:PATH`",
         }));
     }
-    let outcome = match take::take(&store, &plan, signals.as_mut()).await {
+    // No process renews it from here on.
+    let checked = store.client.check_unrenewed(plan.ttl).await.map_err(Failure::from);
+    let taken = match checked {
+        Ok(()) => take::take(&store, &plan, signals.as_mut()).await,
+        Err(failure) => Err(failure),
+    };
+    let outcome = match taken {
         Ok(Taken::All(leases)) => hand_over(&store, &plan, leases).await,
         Ok(Taken::Refused { name, by }) => refuse(&store, &plan, &name, &by),
         Ok(Taken::Interrupted(signal)) => return take::interrupted(&store, signal).await,
@@ -79,23 +95,23 @@ pub(crate) async fn acquire(
     outcome
 }
 
-/// Lets go of the leases and prints their handles. A lock whose handle nobody got is given back.
+/// Detaches the leases and prints their handles. If it cannot print them, gives the locks back.
 async fn hand_over(store: &Store, plan: &Plan, leases: Vec<Lease>) -> Outcome {
-    let mut tickets = Vec::with_capacity(leases.len());
+    let mut handles = Vec::with_capacity(leases.len());
     let mut failed = None;
     for lease in leases {
         match lease.detach().await {
-            Ok(handle) => tickets.push(Ticket::new(handle, plan)),
+            Ok(handle) => handles.push(handle),
             Err(error) => failed = Some(Failure::from(error)),
         }
     }
     let printed = match failed {
         Some(failure) => Err(failure),
-        None => print(store, &tickets).await,
+        None => print(store, plan, &handles).await,
     };
     if let Err(failure) = printed {
-        for ticket in &tickets {
-            if let Ok(lease) = store.client.adopt(&ticket.handle).await {
+        for handle in &handles {
+            if let Ok(lease) = store.client.adopt(handle).await {
                 drop(lease);
             }
         }
@@ -104,13 +120,17 @@ async fn hand_over(store: &Store, plan: &Plan, leases: Vec<Lease>) -> Outcome {
     Ok(exit::DONE)
 }
 
-async fn print(store: &Store, tickets: &[Ticket]) -> Result<(), Failure> {
+async fn print(store: &Store, plan: &Plan, handles: &[Handle]) -> Result<(), Failure> {
+    let mut tickets = Vec::with_capacity(handles.len());
+    for handle in handles {
+        tickets.push(Ticket::new(&store.client, handle.clone(), plan).await?);
+    }
     if !store.voice.json {
         let lines = tickets.iter().map(|ticket| format!("{ticket}\n"));
         return Ok(out::print(&lines.collect::<String>())?);
     }
     let mut taken = Vec::with_capacity(tickets.len());
-    for ticket in tickets {
+    for ticket in &tickets {
         let handle = &ticket.handle;
         let remaining = store.client.check(handle).await?.unwrap_or_default();
         taken.push(Acquired {
@@ -127,9 +147,7 @@ async fn print(store: &Store, tickets: &[Ticket]) -> Result<(), Failure> {
 
 fn refuse(store: &Store, plan: &Plan, name: &Name, by: &[ClaimView]) -> Outcome {
     if store.voice.json {
-        let held_by =
-            by.iter().map(|claim| HeldBy { name: name.as_str(), held: Held::of(claim) }).collect();
-        out::print_json(&Refused { acquired: false, held_by })?;
+        out::print_json(&Refused::of(name, by))?;
     }
     take::refused(store, plan, name, by)
 }

@@ -1,19 +1,17 @@
-//! `stats`, `force-release`, `resize`, `bump-epoch` and `init`: what those who look after the locks
-//! ask for.
+//! `stats`, `resize`, `bump-epoch` and `init`: what those who look after the locks ask for.
 
-use std::io::{self, BufRead as _, IsTerminal as _};
-
-use leasehold::engine::Bumped;
-use leasehold::{Holder, Name};
+use leasehold::engine::{Bumped, Query};
+use leasehold::{Name, Purpose};
 use serde::Serialize;
 
 use crate::args;
 use crate::exit::{self, Failure, Outcome};
 use crate::out;
 use crate::store::Store;
+use crate::table::align;
 use crate::take;
 use crate::text::escape;
-use crate::view::align;
+use crate::view::warn_of_broken;
 
 #[derive(Debug, Serialize)]
 struct Stats {
@@ -24,19 +22,51 @@ struct Stats {
     lost: u64,
     active: u64,
     waiting: u64,
+    periods: u64,
+    units: u64,
+}
+
+/// What stands in the lines although nobody works under it.
+#[derive(Debug, Default)]
+struct Past {
+    periods: u64,
+    units: u64,
+    records: u64,
+}
+
+async fn past(store: &Store) -> Result<Past, Failure> {
+    let (mut past, mut query) = (Past::default(), Query::all());
+    loop {
+        let page = store.client.inspect(&query).await?;
+        for claim in page.lines.iter().flat_map(|line| &line.held) {
+            match claim.purpose() {
+                Purpose::Rate => past.units += 1,
+                Purpose::Evicted => past.records += 1,
+                purpose => past.periods += u64::from(purpose.is_past()),
+            }
+        }
+        match page.next {
+            Some(next) => query.after = Some(next),
+            None => return Ok(past),
+        }
+    }
 }
 
 /// Counts what all clients did.
 pub(crate) async fn stats(store: &Store) -> Outcome {
     let totals = store.client.store_stats().await?;
+    warn_of_broken(store, &store.client.broken_lines().await?);
+    let Past { periods, units, records } = past(store).await?;
     let stats = Stats {
         acquired: totals.counts.acquired,
         released: totals.counts.released,
         contended: totals.counts.contended,
         expired: totals.counts.expired,
         lost: totals.counts.lost,
-        active: totals.active,
+        active: totals.active.saturating_sub(periods + units + records),
         waiting: totals.waiting,
+        periods,
+        units,
     };
     if store.voice.json {
         out::print_json(&stats)?;
@@ -50,74 +80,11 @@ pub(crate) async fn stats(store: &Store) -> Outcome {
         ("lost", stats.lost, "leases their holder found lost"),
         ("active", stats.active, "leases held now"),
         ("waiting", stats.waiting, "claims in line now"),
+        ("periods", stats.periods, "finished periods of `once` that are not over"),
+        ("units", stats.units, "units of `rate` that are spent"),
     ];
     let rows = rows.map(|(what, count, meaning)| [what.into(), count.to_string(), meaning.into()]);
     out::print(&align(&rows))?;
-    Ok(exit::DONE)
-}
-
-#[derive(Debug, Serialize)]
-struct ForceReleased<'a> {
-    name: &'a str,
-    taken_from: Vec<&'a str>,
-    reason: &'a str,
-}
-
-/// Takes a lock from whoever holds it.
-pub(crate) async fn force_release(
-    order: args::ForceRelease,
-    open: impl AsyncFnOnce() -> Result<Store, Failure>,
-) -> Outcome {
-    let name = Name::new(&order.name)?;
-    if order.reason.trim().is_empty() {
-        return Err(Failure::usage("--reason is empty")
-            .hint("say why; whoever lost the lock will want to know"));
-    }
-    if !order.yes && !io::stdin().is_terminal() {
-        return Err(Failure::usage("there is no terminal to ask on")
-            .hint("give --yes if you are sure that the holder must lose the lock"));
-    }
-    let store = open().await?;
-    if !order.yes && !confirm(&store, &name).await? {
-        store.voice.tell("nothing was done");
-        return Ok(exit::DONE);
-    }
-    let losers = store.client.force_release(&name, &order.reason).await?;
-    take::farewell(&store).await;
-    report(&store, &name, &losers, &order.reason)
-}
-
-async fn confirm(store: &Store, name: &Name) -> Result<bool, Failure> {
-    let line = store.client.show(name).await?;
-    let held = line.map(|line| line.held).unwrap_or_default();
-    if held.is_empty() {
-        return Ok(true);
-    }
-    let holders: Vec<String> =
-        held.iter().map(|claim| format!("`{}`", escape(claim.holder.label()))).collect();
-    exit::say_all(&format!(
-        "`{}` is held by {}.\nIf the holder is alive, two may be at work until it notices.\n\
-         Take it away? [y/N] ",
-        escape(name.as_str()),
-        holders.join(", ")
-    ));
-    let mut answer = String::new();
-    io::stdin().lock().read_line(&mut answer)?;
-    Ok(matches!(answer.trim().to_ascii_lowercase().as_str(), "y" | "yes"))
-}
-
-fn report(store: &Store, name: &Name, losers: &[Holder], reason: &str) -> Outcome {
-    if store.voice.json {
-        let taken_from = losers.iter().map(Holder::label).collect();
-        out::print_json(&ForceReleased { name: name.as_str(), taken_from, reason })?;
-    } else if losers.is_empty() {
-        store.voice.tell(&format!("nobody held `{name}`"));
-    } else {
-        for holder in losers {
-            let (name, label) = (escape(name.as_str()), escape(holder.label()));
-            out::print(&format!("`{name}` was taken from `{label}`\n"))?;
-        }
-    }
     Ok(exit::DONE)
 }
 
@@ -147,7 +114,7 @@ pub(crate) async fn resize(
         Some(before) => out::print(&format!("`{shown}` has {limit} permits, {before} before\n"))?,
         None => store
             .voice
-            .tell(&format!("nobody is in line for `{name}`: whoever comes next sets its limit")),
+            .tell(&format!("nobody is in line for `{name}`: the next client sets its limit")),
     }
     Ok(exit::DONE)
 }

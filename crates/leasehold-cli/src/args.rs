@@ -1,40 +1,46 @@
 //! The command line as data: every command, option and default of the contract.
 //!
-//! It only reads what was written. What an option means is decided by the command that has it;
-//! examples for the help texts are in `help.rs`.
+//! It only reads what was written. The command that has an option decides what the option means.
+//! Examples for the help texts are in `help.rs`.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args, Parser, Subcommand};
+use clap::builder::UnknownArgumentValueParser;
+use clap::{Arg, ArgAction, Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
+use nix::sys::signal::Signal;
 
+use crate::completions::lock_names;
 use crate::duration;
 use crate::help;
 
-/// Locks with a fair line, leases and fences, on the store you already run.
+/// Locks with a fair queue, leases and fencing tokens, on the store you already run.
 #[derive(Debug, Parser)]
-#[command(name = "leasehold", version, after_help = help::TOP)]
-#[command(arg_required_else_help = true, max_term_width = 100)]
+#[command(name = "leasehold", version, disable_help_flag = true)]
+#[command(before_help = help::TOP.examples, after_help = help::TOP.notes)]
+#[command(arg_required_else_help = true, max_term_width = 80)]
 pub(crate) struct Cli {
     #[command(flatten)]
     pub(crate) globals: Globals,
-    /// What the store's keys begin with, on stores that have keys.
-    #[arg(long = "prefix", id = "store_prefix", value_name = "TEXT")]
-    pub(crate) store_prefix: Option<String>,
     #[command(subcommand)]
     pub(crate) command: Command,
 }
 
 /// Options of every command.
-#[derive(Debug, Args)]
+#[derive(Debug, Default, Args)]
 pub(crate) struct Globals {
-    /// The store; else LEASEHOLD_URL, else an SQLite file in the user's state folder.
+    /// The store; else LEASEHOLD_URL, else that of this machine (see `init --system`), else an
+    /// SQLite file of this user.
     #[arg(long, global = true, value_name = "URL")]
     pub(crate) url: Option<String>,
-    /// A file with the store's url in it, readable by its owner only.
+    /// A file with the store's URL, closed to other users; else LEASEHOLD_URL_FILE.
     #[arg(long, global = true, value_name = "FILE", conflicts_with = "url")]
     pub(crate) url_file: Option<PathBuf>,
+    /// Tries to reach the store for this long [default: about 2s].
+    #[arg(long, global = true, value_name = "D", allow_hyphen_values = true)]
+    #[arg(value_parser = duration::parse)]
+    pub(crate) connect_wait: Option<Duration>,
     /// What others see as the holder [default: HOST:PID:RANDOM].
     #[arg(long, global = true, value_name = "LABEL")]
     pub(crate) holder: Option<String>,
@@ -44,81 +50,90 @@ pub(crate) struct Globals {
     /// Says only what went wrong.
     #[arg(short, long, global = true, conflicts_with = "verbose")]
     pub(crate) quiet: bool,
-    /// Says what happens on the way.
+    /// Reports each step.
     #[arg(short, long, global = true)]
     pub(crate) verbose: bool,
+    /// Prints this text.
+    #[arg(short, long, global = true, action = ArgAction::Help)]
+    help: Option<bool>,
 }
 
 /// What to do.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Takes locks, runs a command, gives the locks back.
-    #[command(after_help = help::RUN)]
+    #[command(before_help = help::RUN.examples, after_help = help::RUN.notes)]
     Run(Run),
     /// Takes locks and prints their handles, for scripts that cannot use `run`.
-    #[command(after_help = help::ACQUIRE)]
+    #[command(before_help = help::ACQUIRE.examples, after_help = help::ACQUIRE.notes)]
     Acquire(Acquire),
     /// Extends the lease of a handle.
-    #[command(after_help = help::RENEW)]
+    #[command(before_help = help::RENEW.examples, after_help = help::RENEW.notes)]
     Renew(Renew),
     /// Gives the lease of a handle back.
-    #[command(after_help = help::RELEASE)]
+    #[command(before_help = help::RELEASE.examples, after_help = help::RELEASE.notes)]
     Release(Handles),
     /// Says whether the lease of a handle is still held.
-    #[command(after_help = help::CHECK)]
+    #[command(before_help = help::CHECK.examples, after_help = help::CHECK.notes)]
     Check(Handles),
-    /// Shows all locks: who holds, who waits.
-    #[command(after_help = help::LIST)]
+    /// Shows all locks and their queues: who holds, who waits.
+    #[command(before_help = help::LIST.examples, after_help = help::LIST.notes)]
     List(List),
-    /// Shows one lock: who holds it, who waits for it, in order.
-    #[command(after_help = help::SHOW)]
+    /// Shows one lock and its queue: who holds it, who waits for it, in order.
+    #[command(before_help = help::SHOW.examples, after_help = help::SHOW.notes)]
     Show(Show),
     /// Counts what all clients of the store did.
-    #[command(after_help = help::STATS)]
+    #[command(before_help = help::STATS.examples, after_help = help::STATS.notes)]
     Stats,
     /// Prints events as they happen.
-    #[command(after_help = help::WATCH)]
+    #[command(before_help = help::WATCH.examples, after_help = help::WATCH.notes)]
     Watch(Watch),
     /// Shows names by contention, who holds them and who waits, live on the whole screen.
-    #[command(after_help = help::LIVE)]
+    #[command(before_help = help::LIVE.examples, after_help = help::LIVE.notes)]
     Top(Top),
-    /// Takes a lock from whoever holds it.
-    #[command(after_help = help::FORCE_RELEASE)]
+    /// Takes a lock from those who hold it, or from one of them.
+    #[command(before_help = help::FORCE_RELEASE.examples, after_help = help::FORCE_RELEASE.notes)]
     ForceRelease(ForceRelease),
+    /// Asks the holders of a lock to give it back in time, then takes it away.
+    #[command(before_help = help::REVOKE.examples, after_help = help::REVOKE.notes)]
+    Revoke(Revoke),
     /// Gives a semaphore that is in use another limit.
-    #[command(after_help = help::RESIZE)]
+    #[command(before_help = help::RESIZE.examples, after_help = help::RESIZE.notes)]
     Resize(Resize),
-    /// Lets fences go on above all given out, after the store was restored from a backup.
-    #[command(after_help = help::BUMP_EPOCH)]
+    /// After restoring a backup: raises the fencing tokens above all used before.
+    #[command(before_help = help::BUMP_EPOCH.examples, after_help = help::BUMP_EPOCH.notes)]
     BumpEpoch(BumpEpoch),
-    /// Campaigns, and runs a command while it leads.
-    #[command(after_help = help::ELECT)]
+    /// Leader election: waits to become leader, then runs a command for as long as it leads.
+    #[command(before_help = help::ELECT.examples, after_help = help::ELECT.notes)]
     Elect(Elect),
     /// Says who leads.
-    #[command(after_help = help::LEADER)]
+    #[command(before_help = help::LEADER.examples, after_help = help::LEADER.notes)]
     Leader(Leader),
     /// Runs a command at most once in each period, over all machines.
-    #[command(after_help = help::ONCE)]
+    #[command(before_help = help::ONCE.examples, after_help = help::ONCE.notes)]
     Once(Once),
     /// Takes one unit of a rate limit, or says when the next is due.
-    #[command(after_help = help::RATE)]
+    #[command(before_help = help::RATE.examples, after_help = help::RATE.notes)]
     Rate(Rate),
     /// Says what this store really promises, and what to change.
-    #[command(after_help = help::DOCTOR)]
+    #[command(before_help = help::DOCTOR.examples, after_help = help::DOCTOR.notes)]
     Doctor,
     /// Installs what the store needs; harmless when it is there.
-    #[command(after_help = help::INIT)]
+    #[command(before_help = help::INIT.examples, after_help = help::INIT.notes)]
     Init(Init),
     /// Prints completions for a shell.
-    #[command(after_help = help::COMPLETIONS)]
+    #[command(before_help = help::COMPLETIONS.examples, after_help = help::COMPLETIONS.notes)]
     Completions(Completions),
+    /// Writes a manual page for each command.
+    #[command(before_help = help::MAN.examples, after_help = help::MAN.notes)]
+    Man(Man),
 }
 
 /// What `run` and `acquire` have in common.
 #[derive(Debug, Args)]
 pub(crate) struct Take {
     /// The locks: 1 to 512 bytes each. Several are taken all or none, in sorted order.
-    #[arg(required = true, value_name = "NAME")]
+    #[arg(required = true, value_name = "NAME", add = lock_names())]
     pub(crate) names: Vec<String>,
     /// How long a lock outlives a holder that died: 100ms to 24h.
     #[arg(long, value_name = "D", default_value = "30s", allow_hyphen_values = true)]
@@ -131,7 +146,10 @@ pub(crate) struct Take {
     #[arg(short, long, value_name = "D", allow_hyphen_values = true)]
     #[arg(value_parser = duration::parse)]
     pub(crate) wait: Option<Duration>,
-    /// Shares the locks with others that do, and excludes those that do not.
+    /// The name of `--wait` in other tools: the answer to it names ours.
+    #[arg(long, hide = true, value_parser = UnknownArgumentValueParser::suggest_arg("--wait"))]
+    pub(crate) timeout: Option<String>,
+    /// Takes read locks: many --shared holders at once, and no exclusive one.
     #[arg(long, conflicts_with = "permits")]
     pub(crate) shared: bool,
     /// Takes K of N permits; all who use a name must say the same N.
@@ -158,15 +176,21 @@ pub(crate) struct Take {
 pub(crate) struct Run {
     #[command(flatten)]
     pub(crate) take: Take,
-    /// Between TERM and KILL when the lock is lost; at most a third of the ttl.
-    #[arg(long, value_name = "D", default_value = "10s", allow_hyphen_values = true)]
-    #[arg(value_parser = duration::parse)]
-    pub(crate) grace: Duration,
-    /// Keeps the locks closed this long after they were lost (not when they are given back), for
-    /// what cannot check fences.
+    /// Between TERM and KILL when the lock is lost; at most a third of the ttl
+    /// [default: 10s].
+    #[arg(long, value_name = "D", allow_hyphen_values = true, value_parser = duration::parse)]
+    pub(crate) grace: Option<Duration>,
+    /// After a crash or a timeout, the next holder waits this much longer: for what cannot check
+    /// fencing tokens.
     #[arg(long, value_name = "D", default_value = "0s", allow_hyphen_values = true)]
     #[arg(value_parser = duration::parse)]
     pub(crate) lock_delay: Duration,
+    /// The signal for the command when somebody asks for the lock with `revoke`.
+    #[arg(long, value_name = "SIGNAL", default_value = "TERM", value_parser = parse_signal)]
+    pub(crate) on_revoke: Signal,
+    /// Runs CMD with `sh -c` once when a lock is lost, after the command was ended.
+    #[arg(long, value_name = "CMD")]
+    pub(crate) on_lost: Option<OsString>,
     /// Lets the command see LEASEHOLD_URL, so that a `leasehold` inside it finds the store.
     #[arg(long)]
     pub(crate) pass_url: bool,
@@ -186,7 +210,7 @@ pub(crate) struct Acquire {
 /// Commands about handles.
 #[derive(Debug, Args)]
 pub(crate) struct Handles {
-    /// What `acquire` printed; `-` reads them from standard input, one a line.
+    /// The handles that `acquire` printed; `-` reads them from standard input, one a line.
     #[arg(required = true, value_name = "HANDLE")]
     pub(crate) handles: Vec<String>,
 }
@@ -196,7 +220,7 @@ pub(crate) struct Handles {
 pub(crate) struct Renew {
     #[command(flatten)]
     pub(crate) handles: Handles,
-    /// The new time to live [default: the one it was taken with].
+    /// A longer time to live than the one it was taken with.
     #[arg(long, value_name = "D", allow_hyphen_values = true, value_parser = duration::parse_ttl)]
     pub(crate) ttl: Option<Duration>,
 }
@@ -207,19 +231,27 @@ pub(crate) struct List {
     /// Only names that begin with this.
     #[arg(long, value_name = "P")]
     pub(crate) prefix: Option<String>,
+    /// Only locks that are held for at least this long.
+    #[arg(long, value_name = "D", allow_hyphen_values = true, value_parser = duration::parse)]
+    pub(crate) held_for: Option<Duration>,
+    /// Only claims that wait for at least this long.
+    #[arg(long, value_name = "D", allow_hyphen_values = true, value_parser = duration::parse)]
+    pub(crate) waiting_for: Option<Duration>,
 }
 
 /// `show`.
 #[derive(Debug, Args)]
 pub(crate) struct Show {
     /// The lock.
+    #[arg(add = lock_names())]
     pub(crate) name: String,
 }
 
 /// `watch`.
 #[derive(Debug, Args)]
 pub(crate) struct Watch {
-    /// The lock; all of them unless said.
+    /// The lock; by default all of them.
+    #[arg(add = lock_names())]
     pub(crate) name: Option<String>,
 }
 
@@ -242,19 +274,41 @@ pub(crate) struct Top {
 #[derive(Debug, Args)]
 pub(crate) struct ForceRelease {
     /// The lock.
+    #[arg(add = lock_names())]
     pub(crate) name: String,
-    /// Why, for the record.
+    /// Why: the holder reads it, and the store keeps it for an hour.
     #[arg(long, value_name = "TEXT")]
     pub(crate) reason: String,
+    /// Takes it only from the claim with this fence: one permit, one reader, or nobody else.
+    #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = parse_fence)]
+    pub(crate) fence: Option<u64>,
+    /// Takes it only from holders with this label, as `list` shows it.
+    #[arg(long, value_name = "LABEL")]
+    pub(crate) from: Option<String>,
     /// Does not ask first.
     #[arg(short, long)]
     pub(crate) yes: bool,
+}
+
+/// `revoke`.
+#[derive(Debug, Args)]
+pub(crate) struct Revoke {
+    /// The lock.
+    #[arg(add = lock_names())]
+    pub(crate) name: String,
+    /// How long the holders have.
+    #[arg(long, value_name = "D", allow_hyphen_values = true, value_parser = duration::parse)]
+    pub(crate) within: Duration,
+    /// Why: the holders read it.
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) reason: String,
 }
 
 /// `resize`.
 #[derive(Debug, Args)]
 pub(crate) struct Resize {
     /// The semaphore.
+    #[arg(add = lock_names())]
     pub(crate) name: String,
     /// The limit from now on.
     #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = parse_limit)]
@@ -273,18 +327,19 @@ pub(crate) struct BumpEpoch {
 #[derive(Debug, Args)]
 pub(crate) struct Elect {
     /// The office: 1 to 512 bytes.
+    #[arg(add = lock_names())]
     pub(crate) name: String,
-    /// What `leader` shows, such as an address: up to 4 KiB.
+    /// Text that `leader` shows, such as an address: up to 4 KiB.
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
     pub(crate) payload: String,
     /// How long leadership outlives a leader that died: 100ms to 24h.
     #[arg(long, value_name = "D", default_value = "30s", allow_hyphen_values = true)]
     #[arg(value_parser = duration::parse_ttl)]
     pub(crate) ttl: Duration,
-    /// Between TERM and KILL when leadership is lost; at most a third of the ttl.
-    #[arg(long, value_name = "D", default_value = "10s", allow_hyphen_values = true)]
-    #[arg(value_parser = duration::parse)]
-    pub(crate) grace: Duration,
+    /// Between TERM and KILL when leadership is lost; at most a third of the ttl
+    /// [default: 10s].
+    #[arg(long, value_name = "D", allow_hyphen_values = true, value_parser = duration::parse)]
+    pub(crate) grace: Option<Duration>,
     /// Lets the command see LEASEHOLD_URL, so that a `leasehold` inside it finds the store.
     #[arg(long)]
     pub(crate) pass_url: bool,
@@ -297,6 +352,7 @@ pub(crate) struct Elect {
 #[derive(Debug, Args)]
 pub(crate) struct Leader {
     /// The office.
+    #[arg(add = lock_names())]
     pub(crate) name: String,
     /// Goes on, and prints every change.
     #[arg(long)]
@@ -307,11 +363,19 @@ pub(crate) struct Leader {
 #[derive(Debug, Args)]
 pub(crate) struct Once {
     /// The work: 1 to 512 bytes.
-    pub(crate) name: String,
-    /// The period, which begins with a run: 100ms to 24h.
+    #[arg(required_unless_present = "list")]
+    pub(crate) name: Option<String>,
+    /// The period, which begins with a run: 100ms to 366d.
     #[arg(long, value_name = "D", allow_hyphen_values = true, value_parser = duration::parse)]
-    pub(crate) every: Duration,
-    /// How long after its death a run is taken over by whoever asks next: 100ms to 24h.
+    #[arg(required_unless_present = "list")]
+    pub(crate) every: Option<Duration>,
+    /// Shows the runs of all names whose period is not over, and runs nothing.
+    #[arg(long, conflicts_with_all = ["name", "every", "command", "again"])]
+    pub(crate) list: bool,
+    /// Runs also if somebody has run in this period, but not beside a run.
+    #[arg(long)]
+    pub(crate) again: bool,
+    /// If the machine that runs the job dies, another may start it after this time: 100ms to 24h.
     #[arg(long, value_name = "D", default_value = "30s", allow_hyphen_values = true)]
     #[arg(value_parser = duration::parse_ttl)]
     pub(crate) ttl: Duration,
@@ -319,13 +383,13 @@ pub(crate) struct Once {
     #[arg(long, value_name = "D", allow_hyphen_values = true)]
     #[arg(value_parser = duration::parse_hold)]
     pub(crate) hold_at_most: Option<Duration>,
-    /// Does not count a run that failed: whoever asks next runs again.
+    /// Does not count a run that failed: the next caller runs again.
     #[arg(long)]
     pub(crate) retry_failed: bool,
-    /// Between TERM and KILL when the lock is lost; at most a third of the ttl.
-    #[arg(long, value_name = "D", default_value = "10s", allow_hyphen_values = true)]
-    #[arg(value_parser = duration::parse)]
-    pub(crate) grace: Duration,
+    /// Between TERM and KILL when the lock is lost; at most a third of the ttl
+    /// [default: 10s].
+    #[arg(long, value_name = "D", allow_hyphen_values = true, value_parser = duration::parse)]
+    pub(crate) grace: Option<Duration>,
     /// Lets the command see LEASEHOLD_URL, so that a `leasehold` inside it finds the store.
     #[arg(long)]
     pub(crate) pass_url: bool,
@@ -338,14 +402,15 @@ pub(crate) struct Once {
 #[derive(Debug, Args)]
 pub(crate) struct Rate {
     /// What is limited: 1 to 512 bytes.
+    #[arg(add = lock_names())]
     pub(crate) name: String,
-    /// How many units there are in any stretch of the period; all must say the same.
+    /// How many units there are in any window of the period; all must say the same.
     #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = parse_limit)]
     pub(crate) limit: u32,
     /// The period: 100ms to 24h.
     #[arg(long, value_name = "D", allow_hyphen_values = true, value_parser = duration::parse)]
     pub(crate) per: Duration,
-    /// Gives up at once if no unit is left, as it does unless -w says otherwise.
+    /// Gives up at once if no unit is left: the default.
     #[arg(short = 'n', long, conflicts_with = "wait")]
     pub(crate) no_wait: bool,
     /// Waits at most this long for a unit.
@@ -363,6 +428,10 @@ pub(crate) struct Init {
     /// Prints the statements instead of running them.
     #[arg(long)]
     pub(crate) print: bool,
+    /// Makes the store of this machine, in /var/lib/leasehold, for the users in the group
+    /// `leasehold`. It is their default store from then on.
+    #[arg(long, conflicts_with_all = ["print", "url", "url_file"])]
+    pub(crate) system: bool,
 }
 
 /// `completions`.
@@ -372,11 +441,57 @@ pub(crate) struct Completions {
     pub(crate) shell: clap_complete::Shell,
 }
 
+/// `man`.
+#[derive(Debug, Args)]
+pub(crate) struct Man {
+    /// The folder, such as /usr/local/share/man/man1; created if it is missing.
+    #[arg(value_name = "DIR")]
+    pub(crate) folder: PathBuf,
+}
+
 /// `--permits K/N`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Permits {
     pub(crate) take: u32,
     pub(crate) of: u32,
+}
+
+impl Cli {
+    /// Reads the command line of this process.
+    pub(crate) fn read() -> Result<Self, clap::Error> {
+        Self::read_from(std::env::args_os())
+    }
+
+    fn read_from(
+        line: impl IntoIterator<Item: Into<OsString> + Clone>,
+    ) -> Result<Self, clap::Error> {
+        let matches = Self::definition().try_get_matches_from(line)?;
+        Self::from_arg_matches(&matches)
+    }
+
+    /// All commands with their options under headings.
+    pub(crate) fn definition() -> clap::Command {
+        fn under_its_heading(option: Arg) -> Arg {
+            let heading = heading(option.get_id().as_str());
+            if option.is_positional() { option } else { option.help_heading(heading) }
+        }
+        let all = Self::command().help_template(help::TEMPLATE).mut_args(under_its_heading);
+        all.mut_subcommands(|command| {
+            command.help_template(help::TEMPLATE).mut_args(under_its_heading)
+        })
+    }
+}
+
+/// The heading of an option in the help texts; `None` for those that few commands have.
+fn heading(option: &str) -> Option<&'static str> {
+    match option {
+        "ttl" | "shared" | "permits" | "note" | "payload" | "hold_at_least" | "hold_at_most"
+        | "grace" | "lock_delay" | "on_lost" | "on_revoke" => Some("Lock"),
+        "no_wait" | "wait" | "conflict_exit_code" => Some("Waiting"),
+        "url" | "url_file" | "connect_wait" | "pass_url" | "holder" => Some("Store"),
+        "json" | "quiet" | "verbose" | "help" => Some("Output"),
+        _ => None,
+    }
 }
 
 impl Take {
@@ -387,6 +502,7 @@ impl Take {
             ttl,
             no_wait: false,
             wait: None,
+            timeout: None,
             shared: false,
             permits: None,
             note,
@@ -403,6 +519,14 @@ fn parse_limit(text: &str) -> Result<u32, String> {
         Ok(limit) if (1..u32::MAX).contains(&limit) => Ok(limit),
         _ => Err("a limit is a whole number of at least 1".to_owned()),
     }
+}
+
+/// Reads a signal, such as `TERM` or `SIGUSR1`.
+fn parse_signal(text: &str) -> Result<Signal, String> {
+    let name = text.to_ascii_uppercase();
+    let name = name.strip_prefix("SIG").unwrap_or(&name);
+    let signal: Option<Signal> = format!("SIG{name}").parse().ok();
+    signal.ok_or_else(|| "not the name of a signal, such as TERM or USR1".to_owned())
 }
 
 fn parse_fence(text: &str) -> Result<u64, String> {
@@ -430,20 +554,45 @@ fn parse_permits(text: &str) -> Result<Permits, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory as _;
 
     #[test]
     fn the_definition_is_sound() {
-        Cli::command().debug_assert();
+        Cli::definition().debug_assert();
     }
 
     #[test]
     fn every_command_has_examples() {
-        for command in Cli::command().get_subcommands() {
-            let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+        for command in Cli::definition().get_subcommands() {
+            let help = command.get_before_help().map(ToString::to_string).unwrap_or_default();
             assert!(help.contains("Examples:"), "{}", command.get_name());
             assert!(help.contains(&format!("leasehold {}", command.get_name())), "{help}");
         }
+    }
+
+    #[test]
+    fn help_fits_a_terminal_of_80_columns() {
+        let mut all = Cli::definition();
+        all.build();
+        for command in all.get_subcommands_mut() {
+            for line in command.render_long_help().to_string().lines() {
+                assert!(line.chars().count() <= 80, "{}: {line}", command.get_name());
+            }
+        }
+        assert!(all.render_long_help().to_string().lines().all(|line| line.chars().count() <= 80));
+    }
+
+    #[test]
+    fn own_options_come_before_those_of_every_command() {
+        let mut all = Cli::definition();
+        all.build();
+        let run = all.find_subcommand_mut("run").expect("it is there");
+        let help = run.render_long_help().to_string();
+        let headings = ["Examples:", "Arguments:", "Lock:", "Waiting:", "Store:", "Output:"];
+        let places: Vec<_> =
+            headings.iter().map(|heading| help.find(&format!("\n{heading}"))).collect();
+        assert!(places.is_sorted() && places[0].is_some(), "{places:?}: {help}");
+        // Each option of `run` has a heading of its own.
+        assert!(!help.contains("\nOptions:"), "{help}");
     }
 
     #[test]
@@ -457,7 +606,7 @@ mod tests {
     #[test]
     fn the_commands_flags_are_its_own() {
         let line = ["leasehold", "run", "a", "b", "--", "cmd", "-n", "--ttl", "--", "x"];
-        let Command::Run(run) = Cli::try_parse_from(line).expect("good").command else {
+        let Command::Run(run) = Cli::read_from(line).expect("good").command else {
             panic!("it is `run`");
         };
         assert_eq!(run.take.names, ["a", "b"]);

@@ -1,7 +1,7 @@
-//! The command as a process: started in a group of its own, signalled, stopped, and waited for.
+//! The command as a process: starts it in a group of its own, signals it, and waits for it.
 //!
-//! This process also adopts what the command leaves behind, so that it can tell when something
-//! still runs, and end it when it must. When to end it is decided in `guard.rs`.
+//! This process also adopts processes that the command leaves behind. So it can see that they still
+//! run, and end them when it must. `guard.rs` decides when to end them.
 
 use std::ffi::OsString;
 use std::io;
@@ -9,16 +9,19 @@ use std::os::unix::process::CommandExt as _;
 use std::process::Command;
 
 use nix::sys::signal::SigSet;
+use rustix::io::Errno;
 use rustix::process::{
     Pid, Signal, WaitOptions, WaitStatus, getpid, getppid, kill_process, kill_process_group,
-    set_child_subreaper, set_parent_process_death_signal, test_kill_process_group, wait,
+    set_child_subreaper, set_parent_process_death_signal, test_kill_process_group, wait, waitpid,
 };
 
-/// How often the processes that escaped from the group are looked for before it is given up: each
-/// round kills what the one before left behind, and a process cannot fork once it is killed.
+use crate::signals;
+
+/// How many rounds the search for processes outside the group has. Each round kills the processes
+/// that the last one left behind, and a killed process cannot fork.
 const HUNT_ROUNDS_MAX: usize = 64;
 
-/// The command, its group, and what became of it.
+/// The command, its group, and its end.
 #[derive(Debug)]
 pub(crate) struct Child {
     pid: Pid,
@@ -33,7 +36,15 @@ pub(crate) enum Ended {
     Signalled(i32),
 }
 
-/// What a look at the children found.
+impl Ended {
+    /// The signal that ended it, if a key of the terminal sends that signal.
+    pub(crate) fn key(self) -> Option<nix::sys::signal::Signal> {
+        use nix::sys::signal::Signal::{SIGINT, SIGQUIT};
+        [SIGINT, SIGQUIT].into_iter().find(|key| self == Ended::Signalled(*key as i32))
+    }
+}
+
+/// The result of a check of the children.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum News {
     Nothing,
@@ -42,10 +53,10 @@ pub(crate) enum News {
 }
 
 impl Child {
-    /// Starts the command, with the terminal if it is to have it, and with these signals blocked.
+    /// Starts the command with these signals blocked, and gives it the terminal if `with_terminal`.
     ///
-    /// Must be called from the thread that lives as long as this process: the kernel ties the
-    /// parent-death signal to the thread.
+    /// Call it from the thread that lives as long as this process: the kernel ties the parent-death
+    /// signal to the thread.
     pub(crate) fn start(
         command: &[OsString],
         environment: impl FnOnce(&mut Command),
@@ -56,17 +67,17 @@ impl Child {
         let mut command = Command::new(program);
         command.args(arguments).process_group(0);
         environment(&mut command);
-        // Orphans of the command come to this process instead of to `init`. Where the kernel
-        // cannot, they are merely not reported.
+        // Orphans of the command come to this process instead of to `init`. If the kernel cannot
+        // do that, this process only does not report them.
         let _adopting = set_child_subreaper(Some(getpid()));
         let parent = getpid();
-        // SAFETY: between fork and exec only system calls are made, nothing is allocated, and no
-        // lock is taken; the captured values are plain data made before the fork.
+        // SAFETY: between fork and exec the code only makes system calls. It allocates nothing and
+        // takes no lock. The captured values are plain data made before the fork.
         unsafe {
             command.pre_exec(move || {
                 set_parent_process_death_signal(Some(Signal::TERM))?;
-                // If the parent died before the line above, nobody would ever tell. An error would
-                // have nobody to be reported to, and std would abort over that.
+                // If the parent died before the line above, the kernel sends no signal. std would
+                // abort over an error, because the parent cannot read it.
                 if getppid() != Some(parent) {
                     nix::libc::_exit(1);
                 }
@@ -75,6 +86,7 @@ impl Child {
                     // a terminal the command runs all the same.
                     let _taken = rustix::termios::tcsetpgrp(rustix::stdio::stdin(), getpid());
                 }
+                signals::restore_largest_file()?;
                 mask.thread_set_mask()?;
                 Ok(())
             });
@@ -90,19 +102,23 @@ impl Child {
         self.pid
     }
 
-    /// Sends a signal to the whole group.
-    pub(crate) fn signal(&self, signal: Signal) {
-        // It fails only when nobody is left to hear it.
-        let _heard = kill_process_group(self.pid, signal);
+    /// Sends a signal to the whole group. Fails if this process may not signal any process in it,
+    /// for example because the command runs as another user.
+    pub(crate) fn signal(&self, signal: Signal) -> io::Result<()> {
+        match kill_process_group(self.pid, signal) {
+            // The group is empty.
+            Err(Errno::SRCH) => Ok(()),
+            sent => Ok(sent?),
+        }
     }
 
-    /// Asks the group to end; one that is stopped is let go on, so that it can.
-    pub(crate) fn terminate(&self) {
-        self.signal(Signal::TERM);
-        self.signal(Signal::CONT);
+    /// Asks the group to end, and continues it, because a stopped group could not end.
+    pub(crate) fn terminate(&self) -> io::Result<()> {
+        self.signal(Signal::TERM)?;
+        self.signal(Signal::CONT)
     }
 
-    /// Looks at what became of the command and of its orphans.
+    /// Reaps the command and its orphans, and returns a stop of the command.
     pub(crate) fn look(&mut self) -> News {
         let mut news = News::Nothing;
         while let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG | WaitOptions::UNTRACED) {
@@ -116,12 +132,12 @@ impl Child {
         news
     }
 
-    /// Whether nobody is left in the group.
+    /// Whether the group has no process left.
     pub(crate) fn group_is_empty(&self) -> bool {
-        self.ended.is_some() && test_kill_process_group(self.pid).is_err()
+        self.ended.is_some() && test_kill_process_group(self.pid) == Err(Errno::SRCH)
     }
 
-    /// Whether processes that the command started still run, in its group or out of it.
+    /// How many processes of the command still run, in its group or out of it.
     pub(crate) fn left_behind(&mut self) -> usize {
         self.look();
         // Only orphans of the command can be children of this process now.
@@ -131,25 +147,38 @@ impl Child {
         }
     }
 
-    /// Kills the group, and then whoever escaped from it and came to this process as an orphan.
-    pub(crate) fn kill(&mut self) {
-        self.signal(Signal::KILL);
+    /// Kills the group. Fails as `signal` does.
+    pub(crate) fn kill(&mut self) -> io::Result<()> {
+        let killed = self.signal(Signal::KILL);
         self.look();
+        killed
     }
 
-    /// Kills those that left the group. Call it when the command itself has ended.
-    pub(crate) fn kill_escaped(&mut self) {
+    /// Kills the processes that left the group and came to this process as orphans. Fails if some
+    /// of them cannot be killed. Call it after all work on the command itself.
+    pub(crate) fn kill_escaped(&mut self) -> io::Result<()> {
+        let mut all = Ok(());
         for _ in 0..HUNT_ROUNDS_MAX {
-            let escaped = children();
-            if escaped.is_empty() {
-                return;
+            let mut killed_some = false;
+            for pid in children() {
+                if kill_process(pid, Signal::KILL) == Err(Errno::PERM) {
+                    all = Err(Errno::PERM.into());
+                    continue;
+                }
+                killed_some = true;
+                // Waits at once, so that the next round finds its children here.
+                let reaped = waitpid(Some(pid), WaitOptions::empty());
+                if let Ok(Some((_, status))) = reaped
+                    && pid == self.pid
+                {
+                    self.ended = ended(status);
+                }
             }
-            for pid in escaped {
-                let _gone = kill_process(pid, Signal::KILL);
-                // Waited for at once, so that its own children are here in the next round.
-                let _reaped = rustix::process::waitpid(Some(pid), WaitOptions::empty());
+            if !killed_some {
+                break;
             }
         }
+        all
     }
 }
 
@@ -160,7 +189,7 @@ fn ended(status: WaitStatus) -> Option<Ended> {
     status.terminating_signal().map(Ended::Signalled)
 }
 
-/// The children of this process, as far as the kernel tells.
+/// The children of this process, as far as the kernel reports them.
 fn children() -> Vec<Pid> {
     let Ok(threads) = std::fs::read_dir("/proc/self/task") else { return Vec::new() };
     let lists = threads

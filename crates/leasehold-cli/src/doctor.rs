@@ -1,13 +1,15 @@
 //! `doctor`: what this store in this configuration really promises, and what to change.
 
-use leasehold::engine::{Capabilities, Finding, Level};
+use std::collections::BTreeSet;
+
+use leasehold::engine::{Capabilities, Finding, Level, Parts};
 use serde::Serialize;
 
 use crate::exit::{self, Outcome};
 use crate::out;
 use crate::store::Store;
+use crate::table::align;
 use crate::text::escape;
-use crate::view::align;
 
 /// A promise that an engine makes or does not make.
 #[derive(Debug, Serialize)]
@@ -41,7 +43,7 @@ pub(crate) async fn doctor(store: &Store) -> Outcome {
     let report = Report {
         engine: info.engine,
         store: &info.store,
-        promises: promises(info.can),
+        promises: promises(info.can, store.client.parts()),
         findings: findings.iter().map(found).collect(),
     };
     if store.voice.json {
@@ -53,23 +55,72 @@ pub(crate) async fn doctor(store: &Store) -> Outcome {
     Ok(if broken { exit::CONFIG } else { exit::DONE })
 }
 
-fn promises(can: Capabilities) -> Vec<Promise> {
-    let promise = |promise, given, meaning| Promise { promise, given, meaning };
-    let outlives = can.detach && can.across_processes;
-    vec![
-        promise("across_processes", can.across_processes, "excludes other processes"),
-        promise("fifo", can.fifo, "those who wait are served in order of arrival"),
-        promise("shared", can.shared, "readers beside readers: `--shared`"),
-        promise("permits", can.permits, "several at a time: `--permits K/N`"),
-        promise("ttl_per_claim", can.ttl_per_claim, "every lock has a ttl of its own"),
-        promise("detach", outlives, "a lock outlives its process: `acquire`"),
-        promise("watch", can.watch, "events as they happen: `watch`"),
-        promise("evict", can.evict, "a lock can be taken away: `force-release`"),
-        promise("amend", can.amend, "a lease's note can be replaced: `once`"),
-        promise("convert", can.convert, "a reader can become the writer, and the writer a reader"),
-        promise("resize", can.resize, "a limit can be changed while it is in use: `resize`"),
-        promise("tally", can.tally, "all clients are counted: `stats`"),
-    ]
+/// Each promise, what it means where it is given, and what is missing where it is not.
+const PROMISES: [[&str; 3]; 12] = [
+    ["across_processes", "excludes other processes", "does NOT exclude other processes"],
+    ["fifo", "those who wait are served in order of arrival", "waiters are NOT served in order"],
+    [
+        "shared",
+        "readers beside readers: `--shared`",
+        "no readers beside readers: `--shared` is refused",
+    ],
+    ["permits", "several at a time: `--permits K/N`", "one at a time: `--permits K/N` is refused"],
+    [
+        "ttl_per_claim",
+        "every lock has a ttl of its own",
+        "the store sets how long a lock outlives its holder, not its ttl",
+    ],
+    [
+        "detach",
+        "a lock outlives its process: `acquire`",
+        "a lock ends with its process: `acquire` is refused",
+    ],
+    ["watch", "events as they happen: `watch`", "no events: `watch` is refused"],
+    [
+        "evict",
+        "a lock can be taken away: `force-release`",
+        "a lock cannot be taken away: `force-release` is refused",
+    ],
+    [
+        "amend",
+        "a lease's note can be replaced: `once`",
+        "a lease's note stays as it is: `once` is refused",
+    ],
+    [
+        "convert",
+        "a reader can become the writer, and the writer a reader",
+        "a reader cannot become the writer, nor the writer a reader",
+    ],
+    [
+        "resize",
+        "a limit can be changed while it is in use: `resize`",
+        "a limit in use cannot be changed: `resize` is refused",
+    ],
+    ["tally", "all clients are counted: `stats`", "other clients are not counted by `stats`"],
+];
+
+fn promises(can: Capabilities, parts: &Parts) -> Vec<Promise> {
+    let changes = parts.convert.is_some();
+    let given = [
+        can.across_processes,
+        can.fifo,
+        can.shared,
+        can.permits,
+        can.ttl_per_claim,
+        parts.unattended.is_some() && can.across_processes,
+        parts.watch.is_some(),
+        parts.admin.is_some(),
+        parts.amend.is_some(),
+        changes,
+        changes,
+        parts.counting.is_some(),
+    ];
+    let told = PROMISES.into_iter().zip(given);
+    told.map(|([promise, kept, missing], given)| {
+        let meaning = if given { kept } else { missing };
+        Promise { promise, given, meaning }
+    })
+    .collect()
 }
 
 fn found(finding: &Finding) -> Found<'_> {
@@ -97,8 +148,43 @@ fn text(report: &Report<'_>) -> String {
         .map(|f| [f.level.to_owned(), f.subject.to_owned(), escape(f.found)])
         .collect();
     text.push_str(&align(&rows));
+    // Several findings, or several nodes, may need the same.
+    let mut given = BTreeSet::new();
     for finding in report.findings.iter().filter(|finding| !finding.advice.is_empty()) {
-        text.push_str(&format!("\n{}: {}\n", finding.subject, escape(finding.advice)));
+        if given.insert((finding.subject, finding.advice)) {
+            text.push_str(&format!("\n{}: {}\n", finding.subject, escape(finding.advice)));
+        }
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn promise_that_is_not_given_says_what_is_missing() {
+        let promises =
+            promises(Capabilities { fifo: false, ..Capabilities::ALL }, &Parts::default());
+        let fifo = promises.iter().find(|promise| promise.promise == "fifo");
+        assert_eq!(fifo.map(|fifo| fifo.meaning), Some("waiters are NOT served in order"));
+        let shared = promises.iter().find(|promise| promise.promise == "shared");
+        assert!(shared.is_some_and(|shared| shared.meaning.starts_with("readers beside")));
+    }
+
+    #[test]
+    fn advice_for_several_nodes_is_given_once() {
+        let finding =
+            |found, advice| Found { level: "warning", subject: "persistence", found, advice };
+        let findings = vec![
+            finding("a:1: nothing", "set `appendonly yes`"),
+            finding("b:1: nothing", "set `appendonly yes`"),
+            finding("c:1: nothing", "give the right"),
+        ];
+        let report = Report { engine: "redlock", store: "x", promises: Vec::new(), findings };
+        let text = text(&report);
+        assert!(text.contains("a:1: nothing") && text.contains("b:1: nothing"), "{text}");
+        assert_eq!(text.matches("persistence: set `appendonly yes`").count(), 1, "{text}");
+        assert!(text.contains("persistence: give the right"), "{text}");
+    }
 }

@@ -1,20 +1,21 @@
 //! Durations as people write them on the command line and read them in tables.
 //!
-//! Written: whole numbers with `ms`, `s`, `m` or `h`, largest unit first, as in `500ms` or
-//! `1h30m`. Fractions are refused, because `1.5h` and `1.5ms` would round differently on
-//! different stores; the message says what to write instead. Which durations a lock may have is
-//! the library's rule, not this file's.
+//! Written: whole numbers with `ms`, `s`, `m`, `h` or `d`, largest unit first, as in `500ms` or
+//! `1h30m`. This file refuses fractions, because `1.5h` and `1.5ms` would round differently on
+//! different stores. The message has an alternative. The library decides which durations a lock
+//! may have.
 
 use std::time::Duration;
 
 use leasehold::claim::Ttl;
 
-const UNITS: [(&str, u64); 4] = [("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1)];
+const UNITS: [(&str, u64); 5] =
+    [("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1)];
 
-/// Longer than any span that means something here, short enough never to overflow a clock.
+/// Longer than any useful span, and too short to overflow a clock.
 const SPAN_MAX_MS: u64 = 10 * 365 * 24 * 3_600_000;
 
-const EXAMPLES: &str = "write it like `500ms`, `30s`, `5m` or `1h30m`";
+const EXAMPLES: &str = "write it like `500ms`, `30s`, `5m`, `1h30m` or `7d`";
 
 /// Reads a duration.
 pub(crate) fn parse(text: &str) -> Result<Duration, String> {
@@ -46,7 +47,7 @@ pub(crate) fn parse(text: &str) -> Result<Duration, String> {
     Ok(Duration::from_millis(total_ms))
 }
 
-/// Reads one number with its unit; returns also what follows.
+/// Reads one number with its unit; also returns the rest of the text.
 fn part(text: &str) -> Result<(u64, u64, &str), String> {
     let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (number, tail) = text.split_at(digits);
@@ -61,7 +62,7 @@ fn part(text: &str) -> Result<(u64, u64, &str), String> {
     }
     match UNITS.iter().find(|(name, _)| *name == unit) {
         Some((_, unit_ms)) => Ok((value, *unit_ms, rest)),
-        None => Err(format!("the unit is not one of ms, s, m and h; {EXAMPLES}")),
+        None => Err(format!("the unit is not one of ms, s, m, h and d; {EXAMPLES}")),
     }
 }
 
@@ -74,7 +75,7 @@ pub(crate) fn parse_ttl(text: &str) -> Result<Duration, String> {
     })
 }
 
-/// Reads a bound on how long a lock is held: longer than nothing and at most the longest ttl.
+/// Reads a bound on how long a lock is held: from the shortest ttl to the longest.
 pub(crate) fn parse_hold(text: &str) -> Result<Duration, String> {
     let span = parse(text)?;
     if span < Ttl::MIN || span > Ttl::MAX {
@@ -84,8 +85,8 @@ pub(crate) fn parse_hold(text: &str) -> Result<Duration, String> {
     Ok(span)
 }
 
-/// Reads the time between two readings: long enough for a store to answer, short enough to be
-/// called live.
+/// Reads the time between two readings: long enough for a store to answer, short enough for a live
+/// view.
 pub(crate) fn parse_interval(text: &str) -> Result<Duration, String> {
     let span = parse(text)?;
     let (min, max) = (Duration::from_millis(100), Duration::from_secs(3_600));
@@ -142,7 +143,7 @@ mod tests {
             ("0", "no unit"),
             ("30", "no unit"),
             ("1ns", "unit"),
-            ("1d", "unit"),
+            ("1w", "unit"),
             ("-5s", "negative"),
             ("1.5s", "fractions"),
             ("1,5s", "fractions"),

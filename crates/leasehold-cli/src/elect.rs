@@ -1,7 +1,6 @@
-//! `elect` and `leader`: runs a command while this process leads, and says who does.
+//! `elect` and `leader`: runs a command while this process leads, and prints the leader.
 //!
-//! Leading is holding a lock whose note is the payload; how the command is looked after is in
-//! `run.rs`.
+//! The leader holds a lock whose note is the payload. `run.rs` supervises the command.
 
 use std::time::{Duration, Instant};
 
@@ -15,7 +14,7 @@ use crate::child::Ended;
 use crate::exit::{self, Failure, Outcome};
 use crate::guard::Terms;
 use crate::out;
-use crate::run::{Course, Work, check_command, status_of};
+use crate::run::{Course, Fate, Work, check_command, grace, program_name, status_of};
 use crate::signals::Signals;
 use crate::store::Store;
 use crate::take::{self, Plan, Taken, Wait};
@@ -33,11 +32,14 @@ pub(crate) async fn elect(
 ) -> Outcome {
     check_command(&elect.command, "elect NAME")?;
     let take = args::Take::exclusive(elect.name.clone(), elect.ttl, elect.payload.clone());
-    let plan = Plan::new(take, Wait::ForEver)?;
+    let mut plan = Plan::new(take, Wait::ForEver)?;
+    plan.program = program_name(&elect.command);
     // Before the store is opened, as in `run`.
     let mut signals = Signals::catch()?;
-    let store = open().await?;
-    let mut candidate = Candidate { store: &store, plan: &plan, elect: &elect, has_led: false };
+    let store = signals.opened(open).await?;
+    let grace = grace(&store, elect.grace, plan.ttl);
+    let mut candidate =
+        Candidate { store: &store, plan: &plan, elect: &elect, grace, has_led: false };
     let ended = loop {
         let begun = Instant::now();
         match candidate.term(&mut signals).await {
@@ -53,7 +55,7 @@ pub(crate) async fn elect(
     ended
 }
 
-/// Waits until it is time for the next campaign; says so if a signal ended that.
+/// Waits until it is time for the next campaign. Returns the signal if one ended the wait.
 async fn pause(begun: Instant, signals: &mut Signals) -> Option<Signal> {
     let rest = CAMPAIGN_EVERY.saturating_sub(begun.elapsed());
     tokio::select! {
@@ -67,19 +69,20 @@ struct Candidate<'a> {
     store: &'a Store,
     plan: &'a Plan,
     elect: &'a args::Elect,
+    grace: Duration,
     has_led: bool,
 }
 
 impl Candidate<'_> {
-    /// One campaign, and the term that follows. A status if that was the last one.
+    /// One campaign, and the term that follows. Returns a status if that was the last one.
     async fn term(&mut self, signals: &mut Signals) -> Result<Option<u8>, Failure> {
         let (store, name) = (self.store, &self.elect.name);
         let leases = match take::take(store, self.plan, Some(signals)).await {
             Ok(Taken::All(leases)) => leases,
             Ok(Taken::Interrupted(signal)) => return Ok(Some(exit::of_signal(signal as i32))),
-            // Only who does not wait is refused.
+            // Cannot happen: this command waits, and only one that does not wait is refused.
             Ok(Taken::Refused { .. }) => return Ok(None),
-            // Whoever has led goes on trying: that is what it is there for.
+            // A candidate that has led goes on trying: that is its purpose.
             Err(failure) if self.has_led && failure.status == exit::UNREACHABLE => {
                 failure.report();
                 return Ok(None);
@@ -89,26 +92,36 @@ impl Candidate<'_> {
         self.has_led = true;
         let term = leases.first().map_or(0, leasehold::Lease::fence);
         store.voice.tell(&format!("leads `{name}`, term {term}"));
-        let terms = Terms::new(self.plan.ttl, self.elect.grace, None);
+        let terms = Terms::new(self.plan.ttl, self.grace, None);
         let work = Work {
             store,
             outer: &self.plan.outer,
             hold_at_most: None,
             command: &self.elect.command,
             pass_url: self.elect.pass_url,
+            on_revoke: Signal::SIGTERM,
         };
-        let Course { mut child, why, asked } = work.supervise(&leases, terms, signals).await?;
+        let course = work.supervise(&leases, terms, signals).await?;
+        let Course { mut child, why, fate, asked } = course;
         match why {
-            Some(why) => work.made_to_end(&why, &leases).report(),
+            // Another command beside it would be one leader too many.
+            Some(why) if fate == Fate::Runs => {
+                let taken = work.taken(&why, &leases).await;
+                return Err(work.made_to_end(&why, fate, &leases, taken.as_ref()));
+            }
+            Some(why) => {
+                let taken = work.taken(&why, &leases).await;
+                work.made_to_end(&why, fate, &leases, taken.as_ref()).report()
+            }
             None => {
                 work.look_behind(&mut child);
                 if let Some(gone) = work.give_back(leases).await {
-                    store.voice.warn(&gone);
+                    store.voice.warn(&gone.message);
                 }
             }
         }
         let status = status_of(&child);
-        // A command that goes on after HUP has read its settings anew, and was not asked to end.
+        // A command that goes on after HUP has read its settings again. HUP did not ask it to end.
         let hung_up = child.ended == Some(Ended::Signalled(Signal::SIGHUP as i32));
         if asked.is_some_and(|signal| signal != Signal::SIGHUP || hung_up) {
             return Ok(Some(status));
@@ -119,7 +132,7 @@ impl Candidate<'_> {
     }
 }
 
-/// Who leads, as one JSON document.
+/// The leader, as one JSON document.
 #[derive(Debug, Serialize)]
 struct Line<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -162,7 +175,7 @@ impl<'a> Line<'a> {
     }
 }
 
-/// Prints who leads, once or whenever it changes.
+/// Prints the leader, once or at every change.
 pub(crate) async fn leader(
     leader: args::Leader,
     open: impl AsyncFnOnce() -> Result<Store, Failure>,
@@ -185,7 +198,7 @@ pub(crate) async fn leader(
 
 async fn watch(name: &Name, open: impl AsyncFnOnce() -> Result<Store, Failure>) -> Outcome {
     let mut signals = Signals::catch()?;
-    let store = open().await?;
+    let store = signals.opened(open).await?;
     let mut leaders = store.client.election(name).observe().await?;
     let mut reader_gone = std::pin::pin!(reader_gone());
     let outcome = loop {
@@ -200,7 +213,7 @@ async fn watch(name: &Name, open: impl AsyncFnOnce() -> Result<Store, Failure>) 
                 let line = Line::of(name, leader.as_ref(), true);
                 if store.voice.json { out::print_json(&line) } else { out::print(&line.text()) }
             }
-            // The next item says who leads when the store can be read again.
+            // The next item comes when the store answers again.
             Some(Err(error)) if error.is_transient() => {
                 store.voice.warn(&error.to_string());
                 Ok(())

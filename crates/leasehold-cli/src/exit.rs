@@ -3,21 +3,25 @@
 //! Commands return an [`Outcome`]; only `main.rs` ends the process.
 
 use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use leasehold::Error;
 use leasehold::error::Config;
+use serde::Serialize;
 
 use crate::text;
 
 /// All went well.
 pub(crate) const DONE: u8 = 0;
+/// The user was asked, and declined.
+pub(crate) const DECLINED: u8 = 1;
 /// Wrong usage.
 pub(crate) const USAGE: u8 = 64;
 /// The store cannot be reached, or failed.
 pub(crate) const UNREACHABLE: u8 = 69;
 /// Standard output cannot be written.
 pub(crate) const OUTPUT: u8 = 74;
-/// Somebody else holds the lock.
+/// Another holder has the lock.
 pub(crate) const CONFLICT: u8 = 75;
 /// Acquired, then lost while the child ran.
 pub(crate) const LOST: u8 = 76;
@@ -25,19 +29,19 @@ pub(crate) const LOST: u8 = 76;
 pub(crate) const NOT_HOLDER: u8 = 77;
 /// Configuration.
 pub(crate) const CONFIG: u8 = 78;
-/// The command is there, and cannot be run.
+/// The command exists, but cannot be run.
 pub(crate) const NOT_EXECUTABLE: u8 = 126;
-/// The command is not there.
+/// The command does not exist.
 pub(crate) const NOT_FOUND: u8 = 127;
 
-/// What a command ends with: a status, or a failure that has one.
+/// The result of a command: a status, or a failure that has one.
 pub(crate) type Outcome = Result<u8, Failure>;
 
-/// Why a command failed, what to do next, and the status that says so.
+/// Why a command failed, a hint for the user, and the exit status.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Failure {
     pub(crate) status: u8,
-    /// Empty where there is nothing to say.
+    /// Empty for a failure without a message.
     message: String,
     hint: Option<String>,
 }
@@ -55,26 +59,55 @@ impl Failure {
         Self::new(CONFIG, message)
     }
 
-    /// Ends with a status and no word.
+    /// Ends with a status and no message.
     pub(crate) fn silent(status: u8) -> Self {
         Self::new(status, "")
     }
 
-    /// What to do next.
+    /// Adds a hint.
     pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());
         self
     }
 
-    /// Says it on standard error, without secrets and without control characters.
+    /// Prints it on standard error, without secrets and without control characters.
     pub(crate) fn report(&self) {
         if self.message.is_empty() {
             return;
+        }
+        if JSON.load(Ordering::Relaxed) {
+            let (error, hint) = (text::redact(&self.message), self.hint.as_deref());
+            return say_json(&Told { error: &error, hint, status: self.status });
         }
         say(&format!("error: {}", text::escape(&self.message)));
         if let Some(hint) = &self.hint {
             say(&format!("hint: {}", text::escape(hint)));
         }
+    }
+}
+
+/// Whether failures are printed as JSON; set once, when the command line is read.
+static JSON: AtomicBool = AtomicBool::new(false);
+
+/// Prints failures as JSON from now on.
+pub(crate) fn tell_failures_as_json() {
+    JSON.store(true, Ordering::Relaxed);
+}
+
+/// A failure as one JSON document.
+#[derive(Debug, Serialize)]
+struct Told<'a> {
+    error: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    hint: Option<&'a str>,
+    status: u8,
+}
+
+/// One JSON document on standard error.
+pub(crate) fn say_json(value: &impl Serialize) {
+    match serde_json::to_string(value) {
+        Ok(line) => say_all(&(line + "\n")),
+        Err(error) => say(&format!("error: {error}")),
     }
 }
 
@@ -85,7 +118,7 @@ impl From<Error> for Failure {
 }
 
 impl From<io::Error> for Failure {
-    /// For writing to standard output only: whoever read it may have had enough.
+    /// For standard output only: the program that reads it may have closed the pipe.
     fn from(error: io::Error) -> Self {
         match error.kind() {
             io::ErrorKind::BrokenPipe => Self::silent(DONE),
@@ -102,8 +135,8 @@ pub(crate) fn status_of(error: &Error) -> u8 {
         Error::Config(_) | Error::Mismatch { .. } | Error::SetBack { .. } => CONFIG,
         Error::Deadlock { .. } | Error::InUse { .. } => CONFLICT,
         Error::Lost { .. } => LOST,
-        // Unreachable, Store, Replaced, TooSlow, Limit, Closed, and whatever a later library
-        // adds: the store could not do it.
+        // Unreachable, Store, Replaced, TooSlow, Timeout, Limit, Closed, and whatever a later
+        // library adds: the store could not do it.
         _ => UNREACHABLE,
     }
 }
@@ -118,7 +151,7 @@ pub(crate) fn say(line: &str) {
     say_all(&format!("leasehold: {}\n", text::redact(line)));
 }
 
-/// Text on standard error, as it is. That it cannot be written is no reason to stop.
+/// Text on standard error, as it is. A failure to write it does not stop the command.
 pub(crate) fn say_all(text: &str) {
     use io::Write as _;
     let _unheard = io::stderr().write_all(text.as_bytes());
@@ -138,6 +171,7 @@ mod tests {
         let cause = || "it burns".to_owned();
         let known = vec!["memory:"];
         let scheme = || "x".to_owned();
+        let ttl = Duration::from_secs(1);
         let table = [
             (Error::Invalid(Invalid::NameEmpty), 64),
             (Error::Invalid(Invalid::Handle { reason: "cut" }), 64),
@@ -149,9 +183,10 @@ mod tests {
             (Error::Store { store: store(), cause: cause(), transient: false }, 69),
             (Error::Replaced { store: store() }, 69),
             (Error::SetBack { store: store(), given: 3, known: 7 }, 78),
-            (Error::TooSlow { name: name.clone(), took: Duration::from_secs(1) }, 69),
+            (Error::TooSlow { name: name.clone(), took: ttl }, 69),
             (Error::Limit { what: "claims", limit: 1 }, 69),
             (Error::Closed, 69),
+            (Error::Timeout { name: name.clone(), waited: ttl, last: Box::new(Error::Closed) }, 69),
             (Error::Deadlock { name: name.clone(), cycle: Cycle(Vec::new()) }, 75),
             (Error::InUse { name: name.clone(), of: 1, why: TooMany::Held(2) }, 75),
             (Error::Lost { name: name.clone(), cause: LostCause::Expired }, 76),

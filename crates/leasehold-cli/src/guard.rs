@@ -1,80 +1,123 @@
-//! When a command must stop: decided from instants and states it is given, with no clock, no
-//! process and no store of its own.
+//! Decides when a command must stop, from the instants and states in its arguments. It has no
+//! clock, no process and no store of its own.
 //!
 //! The rules, and why:
 //!
 //! * A lease whose renewals fail is still held until its safe end. TERM goes out when no more
 //!   than the grace is left, KILL a moment before the safe end: no work goes on after it.
-//! * The grace is at most a third of the ttl. The first renewal is due at 60 % of it, so a
-//!   failed one can be tried again before the command is ended for it.
+//! * The grace is at most a third of the ttl. The first renewal is due at 60 % of the ttl. So
+//!   a failed one can be tried again before TERM goes out.
 //! * A lease whose time has run out (this process was stopped, or the machine slept) has no
 //!   grace left: KILL at once.
-//! * When the store says that the lease is gone (taken, force-released, replaced), somebody else
-//!   may be at work already. The safe end is now; the command gets `LOST_GRACE` to leave
-//!   things in order, because half-written files help nobody, and not more.
-//! * `--hold-at-most` is the user's wish and not a loss: TERM when the time is up, KILL a whole
-//!   grace later, and the lease is kept until the command is gone.
+//! * When the store reports that the lease is gone (taken, force-released, replaced), another
+//!   holder may be at work already. The safe end is now. The command gets only `LOST_GRACE` to
+//!   leave things in order, because half-written files help nobody.
+//! * `--hold-at-most` is the user's wish and not a loss: TERM when the time is over, KILL a whole
+//!   grace later. This process keeps the lease until the command is gone.
 
+use std::fmt;
 use std::time::Duration;
 
 use leasehold::clock::Moment;
 use leasehold::{LeaseState, LostCause};
 
-/// Between TERM and KILL when somebody else may hold the lock already.
+use crate::duration::human;
+
+/// A process that wakes this much too late was stopped: schedulers are quicker.
+const LATE_MIN: Duration = Duration::from_millis(100);
+
+/// The time between TERM and KILL when another holder may have the lock already.
 const LOST_GRACE: Duration = Duration::from_millis(500);
 
-/// How long before the safe end KILL goes out at the latest: for the signal to arrive and the
-/// processes to be torn down, on top of the margin that the lease has anyway.
+/// How long before the safe end KILL goes out at the latest. The kernel needs some time to deliver
+/// the signal and end the processes. The margin of the lease comes on top.
 const KILL_EARLY: Duration = Duration::from_millis(20);
 
-/// What is known of one lease.
+/// The guard's view of one lease.
 #[derive(Debug, Clone)]
 pub(crate) struct Sight {
     pub(crate) state: LeaseState,
     pub(crate) safe_until: Moment,
-    /// Why it is lost, once the library said so.
+    /// Why it is lost, once the library has reported it.
     pub(crate) cause: Option<LostCause>,
 }
 
 /// The terms a command runs under.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Terms {
-    /// Between TERM and KILL when a lease is lost.
+    /// The time between TERM and KILL when a lease is lost.
     grace: Duration,
-    /// Between TERM and KILL when its time is up.
+    /// The time between TERM and KILL when `--hold-at-most` is over.
     whole_grace: Duration,
     kill_early: Duration,
-    /// How often to look while a renewal is overdue and has not failed.
+    /// How often to check while a renewal is overdue and has not failed.
     look_every: Duration,
     hold_until: Option<Moment>,
 }
 
-/// Why a command is ended.
+/// Why this process ends a command.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Why {
     /// The lease at this place was lost, or cannot be kept.
     Lost(usize, LostCause),
     /// The renewals of the lease at this place fail, and its safe end is near.
     Unkept(usize),
+    /// This process did not run for this long, when it had to keep the lease at this place.
+    Stopped(usize, Duration),
     /// It was held for as long as `--hold-at-most` allows.
     HeldLongest,
 }
 
-/// What to do now.
+impl Why {
+    /// The same reason, found `late` after this process had to check. If the lease ran out
+    /// meanwhile, the reason is that this process did not run.
+    pub(crate) fn found_late(self, late: Duration) -> Self {
+        match self {
+            Why::Unkept(index) | Why::Lost(index, LostCause::Expired | LostCause::Unreachable)
+                if late >= LATE_MIN =>
+            {
+                Why::Stopped(index, late)
+            }
+            why => why,
+        }
+    }
+}
+
+impl fmt::Display for Why {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Why::Lost(_, cause) => write!(f, "a lease was lost: {cause}"),
+            Why::Unkept(_) => f.write_str("a lease could not be renewed in time"),
+            Why::Stopped(_, late) => write!(
+                f,
+                "this process did not run for {} (it was stopped, or the machine slept)",
+                human(*late)
+            ),
+            Why::HeldLongest => f.write_str("--hold-at-most is over"),
+        }
+    }
+}
+
+/// The next step.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Step {
     /// Nothing before this instant.
     Rest(Moment),
-    /// Ask the command to end; it is killed at `kill_at` unless `decide` says earlier.
+    /// Ask the command to end, and kill it at `kill_at`, or earlier if `decide_ending` says so.
     Terminate { kill_at: Moment, why: Why },
-    /// Kill what is left of it.
+    /// Kill all that is left of it.
     Kill(Why),
+}
+
+/// The most time between TERM and KILL when a lease of this ttl is lost.
+pub(crate) fn grace_max(ttl: Duration) -> Duration {
+    ttl / 3
 }
 
 impl Terms {
     pub(crate) fn new(ttl: Duration, grace: Duration, hold_until: Option<Moment>) -> Self {
         Self {
-            grace: grace.min(ttl / 3),
+            grace: grace.min(grace_max(ttl)),
             whole_grace: grace,
             kill_early: KILL_EARLY.min(ttl / 20),
             look_every: (ttl / 50).clamp(Duration::from_millis(1), Duration::from_millis(100)),
@@ -82,7 +125,7 @@ impl Terms {
         }
     }
 
-    /// What to do at `now` with a command that was not asked to end yet.
+    /// The next step at `now` for a command that was not asked to end yet.
     pub(crate) fn decide(&self, sights: &[Sight], now: Moment) -> Step {
         let mut rest_until = Moment::NEVER;
         for (index, sight) in sights.iter().enumerate() {
@@ -121,8 +164,8 @@ impl Terms {
         }
     }
 
-    /// What to do at `now` with a command that was asked to end, and is to be killed at `kill_at`
-    /// at the latest.
+    /// The next step at `now` for a command that was asked to end, and gets KILL at `kill_at` at
+    /// the latest.
     pub(crate) fn decide_ending(
         &self,
         sights: &[Sight],
@@ -134,7 +177,7 @@ impl Terms {
             Why::Lost(index, _) => Some(*index),
             _ => None,
         };
-        // A lease that was lost before has had its say; the others may still cut the grace short.
+        // The lost lease has set `kill_at` already. The others may still cut the grace short.
         let others = sights.iter().enumerate().filter(|(index, _)| Some(*index) != lost);
         let ends = others.map(|(_, sight)| match &sight.cause {
             Some(_) => now,
@@ -173,7 +216,7 @@ mod tests {
         assert_eq!(terms().decide(&uncertain, at(18_000)), Step::Rest(at(19_980)));
         let step = terms().decide(&uncertain, at(19_980));
         assert_eq!(step, Step::Terminate { kill_at: at(29_980), why: Why::Unkept(0) });
-        // It turns uncertain late: what is left is the grace.
+        // It turns uncertain late, so the grace is only the time that is left.
         let step = terms().decide(&uncertain, at(25_000));
         assert_eq!(step, Step::Terminate { kill_at: at(29_980), why: Why::Unkept(0) });
         assert_eq!(terms().decide(&uncertain, at(29_980)), Step::Kill(Why::Unkept(0)));
@@ -202,6 +245,18 @@ mod tests {
         for cause in [LostCause::Expired, LostCause::Unreachable] {
             let step = terms().decide(&[lost(cause.clone())], at(40_000));
             assert_eq!(step, Step::Kill(Why::Lost(0, cause)));
+        }
+    }
+
+    #[test]
+    fn lease_that_ran_out_while_the_process_was_stopped_is_lost_for_that() {
+        let late = Duration::from_secs(5);
+        for why in [Why::Unkept(1), Why::Lost(1, LostCause::Expired)] {
+            assert_eq!(why.clone().found_late(late), Why::Stopped(1, late));
+            assert_eq!(why.clone().found_late(Duration::from_millis(20)), why);
+        }
+        for why in [Why::HeldLongest, Why::Lost(0, LostCause::Removed)] {
+            assert_eq!(why.clone().found_late(late), why);
         }
     }
 

@@ -5,7 +5,9 @@
 use std::time::Duration;
 
 use leasehold::clock::{Clock as _, SystemClock};
+use leasehold::engine::Query;
 use leasehold::{Error, LastRun, Name, Run, RunState};
+use nix::sys::signal::Signal;
 use serde::Serialize;
 
 use crate::acquire::millis;
@@ -13,13 +15,15 @@ use crate::args;
 use crate::duration::human;
 use crate::exit::{self, Failure, Outcome};
 use crate::guard::{Terms, Why};
+use crate::lines::run_word;
 use crate::out;
 use crate::outer::Outer;
-use crate::run::{Course, Work, check_command, status_of};
+use crate::run::{Course, Work, check_command, grace, status_of};
 use crate::signals::Signals;
 use crate::store::Store;
+use crate::table::align;
 use crate::take;
-use crate::text::wall_clock_ago;
+use crate::text::{escape, wall_clock_ago};
 
 /// A run that did not start, as one JSON document.
 #[derive(Debug, Serialize)]
@@ -27,6 +31,14 @@ struct Skipped<'a> {
     name: &'a str,
     ran: bool,
     last: Option<Last<'a>>,
+}
+
+/// A name and its run, as `--list` writes it.
+#[derive(Debug, Serialize)]
+struct Listed<'a> {
+    name: &'a str,
+    #[serde(flatten)]
+    last: Last<'a>,
 }
 
 #[derive(Debug, Serialize)]
@@ -66,20 +78,29 @@ pub(crate) async fn once(
     once: args::Once,
     open: impl AsyncFnOnce() -> Result<Store, Failure>,
 ) -> Outcome {
+    if once.list {
+        return list(&open().await?).await;
+    }
     check_command(&once.command, "once NAME --every 1h")?;
-    let name = Name::new(&once.name)?;
+    let (Some(name), Some(every)) = (&once.name, once.every) else {
+        return Err(Failure::usage("a name and --every are needed"));
+    };
+    let name = Name::new(name)?;
     // Before the store is opened, as in `run`.
     let mut signals = Signals::catch()?;
-    let store = open().await?;
-    let mut job = store.client.once(&name, once.every).ttl(once.ttl);
+    let store = signals.opened(open).await?;
+    let mut job = store.client.once(&name, every).ttl(once.ttl);
     if once.retry_failed {
         job = job.retry_failed();
     }
+    if once.again {
+        job = job.again();
+    }
     let ended = match job.start().await {
         Ok(Ok(run)) => {
-            let ttl = once.ttl.min(once.every);
+            let ttl = once.ttl.min(every);
             let hold_until = once.hold_at_most.map(|span| SystemClock.now() + span);
-            let terms = Terms::new(ttl, once.grace, hold_until);
+            let terms = Terms::new(ttl, grace(&store, once.grace, ttl), hold_until);
             let outer = Outer::read();
             let work = Work {
                 store: &store,
@@ -87,6 +108,7 @@ pub(crate) async fn once(
                 hold_at_most: once.hold_at_most,
                 command: &once.command,
                 pass_url: once.pass_url,
+                on_revoke: Signal::SIGTERM,
             };
             go(&work, run, terms, &mut signals).await
         }
@@ -100,7 +122,7 @@ pub(crate) async fn once(
 async fn go(work: &Work<'_>, run: Run, terms: Terms, signals: &mut Signals) -> Outcome {
     let leases = std::slice::from_ref(run.lease());
     // A command that cannot be started, or lost its lock, has not run: whoever is next may.
-    let Course { mut child, why, .. } = work.supervise(leases, terms, signals).await?;
+    let Course { mut child, why, fate, .. } = work.supervise(leases, terms, signals).await?;
     let (ended, failed) = match why {
         None => {
             work.look_behind(&mut child);
@@ -109,10 +131,13 @@ async fn go(work: &Work<'_>, run: Run, terms: Terms, signals: &mut Signals) -> O
         }
         // One that ran for too long has run.
         Some(Why::HeldLongest) => {
-            let failure = work.made_to_end(&Why::HeldLongest, leases);
+            let failure = work.made_to_end(&Why::HeldLongest, fate, leases, None);
             (Err(failure), Some("it ran for as long as --hold-at-most allows".to_owned()))
         }
-        Some(why) => return Err(work.made_to_end(&why, leases)),
+        Some(why) => {
+            let taken = work.taken(&why, leases).await;
+            return Err(work.made_to_end(&why, fate, leases, taken.as_ref()));
+        }
     };
     let program = work.program();
     match run.end(failed).await {
@@ -130,6 +155,57 @@ async fn go(work: &Work<'_>, run: Run, terms: Terms, signals: &mut Signals) -> O
     }
 }
 
+/// Shows what ran in the periods that are not over.
+async fn list(store: &Store) -> Outcome {
+    let mut query = Query::all();
+    let mut runs: Vec<(Name, LastRun)> = Vec::new();
+    loop {
+        let page = store.client.inspect(&query).await?;
+        for line in page.lines {
+            let run = line.held.into_iter().find_map(LastRun::of);
+            runs.extend(run.map(|run| (line.name, run)));
+        }
+        match page.next {
+            Some(next) => query.after = Some(next),
+            None => break,
+        }
+    }
+    if store.voice.json {
+        let listed = |(name, run): &(Name, LastRun)| {
+            serde_json::to_value(Listed { name: name.as_str(), last: Last::of(run) })
+        };
+        let listed = runs.iter().map(listed).collect::<Result<Vec<_>, _>>();
+        out::print_json(&listed.map_err(std::io::Error::from)?)?;
+    } else if runs.is_empty() {
+        store.voice.tell("nothing runs here, and no period is open");
+    } else {
+        out::print(&align(&table(&runs)))?;
+    }
+    Ok(exit::DONE)
+}
+
+fn table(runs: &[(Name, LastRun)]) -> Vec<[String; 7]> {
+    let header = ["NAME", "STATE", "BY", "STARTED", "TOOK", "NEXT IN", "WHY"];
+    let mut rows = vec![header.map(str::to_owned)];
+    rows.extend(runs.iter().map(|(name, run)| {
+        let (took, why) = match &run.state {
+            RunState::Done { took } => (human(*took), String::new()),
+            RunState::Failed { took, why } => (human(*took), escape(why)),
+            _ => (String::new(), String::new()),
+        };
+        [
+            escape(name.as_str()),
+            run_word(&run.state).to_owned(),
+            escape(run.by.label()),
+            wall_clock_ago(run.started),
+            took,
+            human(run.next_in),
+            why,
+        ]
+    }));
+    rows
+}
+
 fn skipped(store: &Store, name: &Name, last: Option<&LastRun>) -> Outcome {
     if store.voice.json {
         let last = last.map(Last::of);
@@ -137,12 +213,13 @@ fn skipped(store: &Store, name: &Name, last: Option<&LastRun>) -> Outcome {
     } else {
         store.voice.tell(&describe(name, last));
     }
-    Ok(exit::DONE)
+    // Whether the work ran is not known without its record.
+    Ok(if last.is_some() { exit::DONE } else { exit::CONFLICT })
 }
 
 fn describe(name: &Name, last: Option<&LastRun>) -> String {
     let Some(last) = last else {
-        return format!("skipped: somebody ran `{name}` a moment ago");
+        return format!("`{name}` was in use for a moment at each try; try again");
     };
     let (by, started, next) = (last.by.label(), human(last.started), human(last.next_in));
     let took = |took: &Duration| human(*took);

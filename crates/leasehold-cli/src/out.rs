@@ -1,7 +1,7 @@
-//! What goes where: data to standard output, talk to standard error.
+//! Data goes to standard output, messages to standard error.
 //!
-//! Writing to standard output returns its error, and `exit.rs` forgives the one that means the
-//! reader went away. Talk is never an error.
+//! Writing to standard output returns its error. `exit.rs` forgives the error that means that the
+//! reader went away. Messages ignore errors.
 
 use std::io::{self, Write as _};
 
@@ -11,7 +11,7 @@ use crate::args::Globals;
 use crate::exit;
 use crate::text;
 
-/// How much to say.
+/// How many messages to print, and in which form.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Voice {
     pub(crate) json: bool,
@@ -24,24 +24,30 @@ impl Voice {
         Self { json: globals.json, quiet: globals.quiet, verbose: globals.verbose }
     }
 
-    /// Says something worth knowing.
+    /// Prints a message, unless `-q` is set.
     pub(crate) fn tell(self, message: &str) {
         if !self.quiet {
             exit::say(&text::escape(message));
         }
     }
 
-    /// Says something only with `-v`.
+    /// Prints a message only with `-v`.
     pub(crate) fn detail(self, message: &str) {
         if self.verbose {
             exit::say(&text::escape(message));
         }
     }
 
-    /// Says what should worry somebody; `-q` does not silence it.
+    /// Prints a warning, even with `-q`.
     pub(crate) fn warn(self, message: &str) {
         exit::say(&format!("warning: {}", text::escape(message)));
     }
+}
+
+/// How many columns standard output has; `None` if it is no terminal.
+pub(crate) fn columns() -> Option<usize> {
+    let size = rustix::termios::tcgetwinsize(io::stdout()).ok()?;
+    Some(usize::from(size.ws_col)).filter(|columns| *columns > 0)
 }
 
 /// Writes data and flushes it.

@@ -1,9 +1,9 @@
 //! The names that the runs around this one hold.
 //!
 //! A `leasehold` inside the command of a `run` is the same holder. If it waits for a name that a
-//! run around it holds, it waits for itself, and nobody but it could end that. The same holder
-//! on a name is not enough to tell: two commands that one script runs side by side are the same
-//! holder too, and may well wait for each other. So the names go down with the environment.
+//! run around it holds, it waits for itself, and only it could end that. The holder on the name
+//! does not show this. Two commands that one script runs side by side are the same holder too, and
+//! may well wait for each other. So each run passes its names on in the environment.
 
 use leasehold::{Mode, Name};
 
@@ -17,28 +17,27 @@ pub(crate) struct Outer {
 }
 
 impl Outer {
-    /// Reads them from the environment. What is not understood is left out: then a wait for
-    /// oneself is not noticed at once, and that is all.
+    /// Reads them from the environment, and skips words that it does not understand. The only harm
+    /// is that the command does not notice a wait for itself at once.
     pub(crate) fn read() -> Self {
         let text = std::env::var(OUTER_VARIABLE).unwrap_or_default();
         Self { names: text.split(' ').filter(|word| !word.is_empty()).filter_map(decode).collect() }
     }
 
-    /// With the names of one more run, as text for the environment.
+    /// These names and those of one more run, as text for the environment.
     pub(crate) fn with(&self, names: &[Name]) -> String {
         let all = self.names.iter().map(String::as_str).chain(names.iter().map(Name::as_str));
         all.map(encode).collect::<Vec<_>>().join(" ")
     }
 
-    /// The names, for the search for deadlocks: none of them is given back before this ends.
+    /// The names, for the search for deadlocks: the outer runs keep them until this process ends.
     pub(crate) fn names(&self) -> impl Iterator<Item = Name> {
         self.names.iter().filter_map(|name| Name::new(name).ok())
     }
 
     /// Whether a claim that has to wait for `name` would wait for a run around it.
     ///
-    /// With permits somebody else may give back the ones that are missing, unless all of them
-    /// are wanted.
+    /// With permits, another holder may give back enough of them, unless the claim wants all.
     pub(crate) fn waits_for_itself(&self, name: &Name, mode: Mode) -> bool {
         let certain = match mode {
             Mode::Permits { take, of } => take == of,

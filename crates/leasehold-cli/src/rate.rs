@@ -1,4 +1,4 @@
-//! `rate`: takes one unit of a rate limit, or says when the next one is due.
+//! `rate`: takes one unit of a rate limit, or prints when the next one is due.
 
 use leasehold::{Name, Unit};
 use serde::Serialize;
@@ -11,6 +11,7 @@ use crate::out;
 use crate::signals::Signals;
 use crate::store::Store;
 use crate::take;
+use crate::waiting::Waiting;
 
 #[derive(Debug, Serialize)]
 struct Asked<'a> {
@@ -26,9 +27,9 @@ pub(crate) async fn rate(
     open: impl AsyncFnOnce() -> Result<Store, Failure>,
 ) -> Outcome {
     let name = Name::new(&rate.name)?;
-    // Whoever waits in line must leave it when a signal comes.
+    // A command that waits in line must leave it when a signal comes.
     let mut signals = Signals::catch()?;
-    let store = open().await?;
+    let store = signals.opened(open).await?;
     let info = store.client.info();
     if !info.can.across_processes {
         return Err(Failure::config(format!("`{}` ends with this process", info.store))
@@ -41,11 +42,18 @@ pub(crate) async fn rate(
             None => limiter.try_acquire().await,
         }
     };
+    let waiting = Waiting::new(store.voice);
+    waiting.turn_to(&name);
     let asked = tokio::select! {
         biased;
-        signal = signals.ending(|| {}) => return take::interrupted(&store, signal).await,
+        signal = signals.ending(|| waiting.clear()) => {
+            waiting.clear();
+            return take::interrupted(&store, signal).await;
+        }
         asked = asking => asked,
+        never = waiting.show(&store.client) => match never {},
     };
+    waiting.clear();
     take::farewell(&store).await;
     let due = match asked? {
         Unit::Taken => None,

@@ -1,10 +1,11 @@
 //! Signals as values to await instead of interruptions.
 //!
-//! They are blocked and read from a file, so that no handler runs at an odd moment and every
-//! thread that starts later inherits the block. A child would inherit it too, so it is given the
-//! mask that was there before. What a signal means is decided in `supervise.rs`.
+//! This process blocks the signals and reads them from a file, so no handler runs at an odd moment.
+//! Each thread that starts later inherits the block. A child would inherit it too, so it gets the
+//! mask from before. `supervise.rs` decides what a signal means.
 
 use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use nix::libc;
 use nix::sys::signal::{SigHandler, SigSet, SigmaskHow, Signal};
@@ -13,8 +14,9 @@ use rustix::process;
 use tokio::net::unix::pipe::Receiver;
 
 use crate::exit::{self, Failure};
+use crate::store::Store;
 
-/// Signals that a child must hear of when this process gets them.
+/// Signals that this process forwards to its child.
 const FORWARDED: [Signal; 8] = [
     Signal::SIGINT,
     Signal::SIGTERM,
@@ -26,19 +28,41 @@ const FORWARDED: [Signal; 8] = [
     Signal::SIGTSTP,
 ];
 
-/// Signals about going on, and about children.
+/// Signals that continue this process, or report about children.
 const MANAGED: [Signal; 2] = [Signal::SIGCONT, Signal::SIGCHLD];
+
+/// Whether the signal about the largest file was ignored when this process started.
+static LARGEST_FILE_WAS_IGNORED: AtomicBool = AtomicBool::new(false);
+
+/// Ignores the signal for a write past the limit of file sizes (`ulimit -f`). So the write fails,
+/// and this process reports the failure. Call it before any thread starts.
+pub(crate) fn ignore_largest_file() {
+    LARGEST_FILE_WAS_IGNORED.store(is_ignored(Signal::SIGXFSZ), Ordering::Relaxed);
+    // SAFETY: ignoring a signal installs no code, and no other thread runs yet. It cannot fail,
+    // because this signal can be ignored.
+    let _before = unsafe { nix::sys::signal::signal(Signal::SIGXFSZ, SigHandler::SigIgn) };
+}
+
+/// Restores the action of the signal about the largest file for a child. For use between fork and
+/// exec.
+pub(crate) fn restore_largest_file() -> io::Result<()> {
+    if !LARGEST_FILE_WAS_IGNORED.load(Ordering::Relaxed) {
+        // SAFETY: setting the default action installs no code, and is one system call.
+        unsafe { nix::sys::signal::signal(Signal::SIGXFSZ, SigHandler::SigDfl) }?;
+    }
+    Ok(())
+}
 
 /// The signals of this process, from now on.
 #[derive(Debug)]
 pub(crate) struct Signals {
     file: Receiver,
-    /// What was blocked before, for the child.
+    /// The signals that were blocked before, for the child.
     before: SigSet,
 }
 
 impl Signals {
-    /// Blocks the signals and starts to collect them. Call it before any thread is started.
+    /// Blocks the signals and starts to collect them. Call it before any thread starts.
     pub(crate) fn catch() -> Result<Self, Failure> {
         Self::try_catch().map_err(|error| {
             Failure::new(exit::UNREACHABLE, format!("cannot watch for signals: {error}"))
@@ -47,27 +71,27 @@ impl Signals {
 
     fn try_catch() -> io::Result<Self> {
         let mut caught = SigSet::empty();
-        // A signal that was ignored when this process started, as by `nohup` or for a job in the
-        // background of a script, stays ignored, here and in the child.
+        // A signal that was ignored at the start stays ignored, here and in the child. `nohup`
+        // does that, and a script for its background jobs.
         FORWARDED.into_iter().filter(|signal| !is_ignored(*signal)).for_each(|s| caught.add(s));
         MANAGED.into_iter().for_each(|signal| caught.add(signal));
         if is_ignored(Signal::SIGCHLD) {
-            // With it ignored the kernel would throw the child's exit status away.
+            // If it stayed ignored, the kernel would discard the child's exit status.
             // SAFETY: setting the default action installs no code, and no other thread runs yet.
             unsafe { nix::sys::signal::signal(Signal::SIGCHLD, SigHandler::SigDfl) }?;
         }
         let mut blocked = caught;
-        // Blocked and never read: then handing the terminal over from the background just works
-        // instead of stopping this process.
+        // Blocked and never read. Otherwise this process would stop when it hands over the
+        // terminal from the background.
         blocked.add(Signal::SIGTTOU);
         let before = blocked.thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
         let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;
         let file = SignalFd::with_flags(&caught, flags)?.into();
-        // To the reactor it is one more file that turns readable.
+        // For the reactor it is a file that turns readable.
         Ok(Self { file: Receiver::from_owned_fd_unchecked(file)?, before })
     }
 
-    /// The mask that this process was started with.
+    /// The mask of this process at its start.
     pub(crate) fn mask_before(&self) -> SigSet {
         self.before
     }
@@ -76,7 +100,7 @@ impl Signals {
     ///
     /// # Cancel safety
     ///
-    /// No signal is lost by dropping it.
+    /// Dropping the future loses no signal.
     pub(crate) async fn next(&mut self) -> Signal {
         loop {
             let mut record = [0; size_of::<libc::signalfd_siginfo>()];
@@ -90,7 +114,7 @@ impl Signals {
                 }
                 Err(_empty) => {
                     if self.file.readable().await.is_err() {
-                        // Only where the runtime shuts down, and nobody awaits it then.
+                        // Happens only while the runtime shuts down, when no task awaits this.
                         return std::future::pending().await;
                     }
                 }
@@ -98,8 +122,20 @@ impl Signals {
         }
     }
 
-    /// The next signal that ends a process which only waits. A stop is obeyed on the way:
-    /// `before_stop` tidies up the terminal first.
+    /// Opens the store, unless a signal ends the command before that.
+    pub(crate) async fn opened(
+        &mut self,
+        open: impl AsyncFnOnce() -> Result<Store, Failure>,
+    ) -> Result<Store, Failure> {
+        tokio::select! {
+            biased;
+            signal = self.ending(|| {}) => Err(Failure::silent(exit::of_signal(signal as i32))),
+            store = open() => store,
+        }
+    }
+
+    /// The next signal that ends a process which only waits. Until then it obeys stops, and calls
+    /// `before_stop` before each to tidy up the terminal.
     pub(crate) async fn ending(&mut self, mut before_stop: impl FnMut()) -> Signal {
         loop {
             match self.next().await {
@@ -114,13 +150,13 @@ impl Signals {
     }
 }
 
-/// Stops this process, all its threads, and with `whole_group` its neighbours in a pipe or script
-/// too, as ^Z would have; returns when somebody lets it go on.
+/// Stops this process with all its threads; with `whole_group` also the other processes of a pipe
+/// or script, as ^Z does. Returns when this process continues.
 ///
-/// It is the default action of SIGTSTP, so the kernel does not do it where nobody could ever let
-/// this process go on.
+/// It uses the default action of SIGTSTP. So the kernel ignores it if no shell could continue this
+/// process.
 pub(crate) fn stop_self(whole_group: bool) {
-    // Neither of these can fail for this process itself; if they did, going on is what is left.
+    // Neither can fail for this process itself. If it did, this process would just go on.
     let _sent = match whole_group {
         true => process::kill_process_group(process::getpgrp(), process::Signal::TSTP),
         false => process::kill_process(process::getpid(), process::Signal::TSTP),
@@ -134,8 +170,8 @@ pub(crate) fn stop_self(whole_group: bool) {
 
 fn is_ignored(signal: Signal) -> bool {
     let mut action = std::mem::MaybeUninit::<libc::sigaction>::zeroed();
-    // SAFETY: without a new action the call only writes the present one to `action`, which is
-    // large enough and, being all zero, valid even if the call fails.
+    // SAFETY: without a new action the call only writes the present one to `action`. That is large
+    // enough, and all zero, which is valid even if the call fails.
     let action = unsafe {
         libc::sigaction(signal as i32, std::ptr::null(), action.as_mut_ptr());
         action.assume_init()

@@ -7,22 +7,34 @@ use std::fs::DirBuilder;
 use std::io::Read as _;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use leasehold::claim::HolderId;
 use leasehold::sqlite::Sqlite;
-use leasehold::{Client, ClientBuilder, Holder};
+use leasehold::{Client, ClientBuilder, Error, Holder};
 
 use crate::args::Globals;
 use crate::exit::Failure;
 use crate::out::Voice;
+use crate::system::{self, Found};
+use crate::take::Wait;
+use crate::waiting::Waiting;
 
 /// The store's address, for this process and for a child that is to have it.
 pub(crate) const URL_VARIABLE: &str = "LEASEHOLD_URL";
+/// A file with the store's address in it.
+pub(crate) const URL_FILE_VARIABLE: &str = "LEASEHOLD_URL_FILE";
 /// The identity of the run around this one.
 pub(crate) const HOLDER_VARIABLE: &str = "LEASEHOLD_HOLDER";
 
+/// The store of the run around this one, by its id.
+pub(crate) const STORE_VARIABLE: &str = "LEASEHOLD_STORE";
+
 /// A URL longer than this is a mistake, such as the wrong file.
 const URL_BYTES_MAX: usize = 16 * 1024;
+
+/// Before a server that cannot serve now is asked again.
+pub(crate) const PAUSE: Duration = Duration::from_millis(200);
 
 /// Query options whose values are secrets.
 const SECRET_OPTIONS: [&str; 6] = ["auth", "pass", "password", "secret", "sslpassword", "token"];
@@ -37,43 +49,153 @@ pub(crate) struct Store {
     pub(crate) url: Option<String>,
 }
 
+/// What a command wants the store for.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Purpose {
+    /// It takes locks.
+    pub(crate) takes: bool,
+    /// How long it waits for them.
+    pub(crate) wait: Wait,
+}
+
+/// A store's address, and where it comes from.
+#[derive(Debug)]
+struct Address {
+    /// None for the default store.
+    url: Option<String>,
+    /// Whether an option or `LEASEHOLD_URL` names it. A run takes the latter from its command, so
+    /// somebody means it for the command inside.
+    meant: bool,
+}
+
 /// Connects to the store that was asked for.
-pub(crate) async fn open(globals: &Globals, store_prefix: Option<&str>) -> Result<Store, Failure> {
-    open_at(globals, store_prefix, find_url(globals)?).await
+pub(crate) async fn open(globals: &Globals, purpose: Purpose) -> Result<Store, Failure> {
+    open_at(globals, find_address(globals)?, purpose).await
 }
 
 /// The same without installing anything there.
-pub(crate) async fn open_to_look(
-    globals: &Globals,
-    store_prefix: Option<&str>,
-) -> Result<Store, Failure> {
-    let url = find_url(globals)?.map(|url| match url.starts_with("postgres") {
-        true if url.contains("install=") => url,
-        true if url.contains('?') => format!("{url}&install=no"),
-        true => format!("{url}?install=no"),
-        false => url,
-    });
-    open_at(globals, store_prefix, url).await
-}
-
-async fn open_at(
-    globals: &Globals,
-    store_prefix: Option<&str>,
-    url: Option<String>,
-) -> Result<Store, Failure> {
-    if store_prefix.is_some() {
-        return Err(refuse_prefix(url.as_deref()));
+pub(crate) async fn open_to_look(globals: &Globals) -> Result<Store, Failure> {
+    let mut address = find_address(globals)?;
+    if let Some(url) = &address.url
+        && url.starts_with("postgres")
+    {
+        address.url = Some(with_option(url, "install=no"));
     }
-    let builder = identity(globals)?;
-    let client = match &url {
-        Some(url) => builder.connect(url).await?,
-        None => builder.engine(Sqlite::open(default_file()?)?)?,
-    };
-    Ok(Store { client, voice: Voice::new(globals), url })
+    open_at(globals, address, Purpose::default()).await
 }
 
-/// The URL that was given, by whichever way; `None` for the default store.
-fn find_url(globals: &Globals) -> Result<Option<String>, Failure> {
+/// The same, if the store is there: no file is made for that.
+pub(crate) async fn open_existing(globals: &Globals) -> Option<Store> {
+    let file = match find_address(globals).ok()?.url {
+        Some(url) => url.strip_prefix("sqlite:").map(|rest| {
+            let path = rest.split('?').next().unwrap_or(rest);
+            PathBuf::from(path)
+        }),
+        None => Some(default_file().ok()?.0),
+    };
+    if file.is_some_and(|file| !file.exists()) {
+        return None;
+    }
+    open_to_look(globals).await.ok()
+}
+
+/// A url with an option that it does not set itself.
+fn with_option(url: &str, option: &str) -> String {
+    let name = option.split_inclusive('=').next().unwrap_or(option);
+    match url {
+        url if url.contains(name) => url.to_owned(),
+        url if url.contains('?') => format!("{url}&{option}"),
+        url => format!("{url}?{option}"),
+    }
+}
+
+async fn open_at(globals: &Globals, address: Address, purpose: Purpose) -> Result<Store, Failure> {
+    let voice = Voice::new(globals);
+    let Address { url, meant } = address;
+    let client = match &url {
+        Some(url) => connect(globals, url, purpose.wait).await?,
+        None => {
+            let (file, warning) = default_file()?;
+            // A file that is to be made is not the store of a run.
+            if is_inside_a_run() && !file.exists() {
+                return Err(other_than_outer());
+            }
+            if let Some(warning) = warning.filter(|_| purpose.takes && !is_inside_a_run()) {
+                voice.tell(&warning);
+            }
+            identity(globals)?.engine(Sqlite::open(file)?)?
+        }
+    };
+    if !meant
+        && let Some(outer) = std::env::var_os(STORE_VARIABLE)
+        && outer.to_str() != Some(&write_id(&client))
+    {
+        return Err(other_than_outer());
+    }
+    Ok(Store { client, voice, url })
+}
+
+fn is_inside_a_run() -> bool {
+    std::env::var_os(STORE_VARIABLE).is_some()
+}
+
+/// A lock in another store would exclude nobody whom the run around this one does.
+fn other_than_outer() -> Failure {
+    Failure::config("the `leasehold` around this uses another store than this one would").hint(
+        "let it pass its store on with --pass-url, or give this one --url, --url-file or \
+         LEASEHOLD_URL",
+    )
+}
+
+/// Connects to a server or opens a file, and says so if that takes long. A server that answers, but
+/// has no connection left or cannot serve yet, is asked again for as long as the caller waits for
+/// its locks.
+async fn connect(globals: &Globals, url: &str, wait: Wait) -> Result<Client, Failure> {
+    let begun = Instant::now();
+    let waiting = Waiting::new(Voice::new(globals));
+    let is_file = url.starts_with("sqlite:");
+    let connecting = async {
+        loop {
+            let error = match connect_once(globals, url).await? {
+                Ok(client) => return Ok(client),
+                Err(error) => error,
+            };
+            if !is_passing(&error) || !wait.goes_on(begun, is_file) {
+                return Err(error.into());
+            }
+            tracing::debug!(%error, "connecting again");
+            waiting.failed(&error);
+            tokio::time::sleep(PAUSE).await;
+        }
+    };
+    tokio::select! {
+        biased;
+        connected = connecting => connected,
+        never = waiting.show_connecting() => match never {},
+    }
+}
+
+async fn connect_once(globals: &Globals, url: &str) -> Result<Result<Client, Error>, Failure> {
+    let mut builder = identity(globals)?;
+    if let Some(limit) = globals.connect_wait {
+        builder = builder.connect_within(limit);
+    }
+    // Of a command many run at once, and each connection is a process of the server.
+    if url.starts_with("postgres:") || url.starts_with("postgresql:") {
+        let url = with_option(url, "connections=1");
+        return Ok(builder.few_connections().connect(url).await);
+    }
+    Ok(builder.connect(url).await)
+}
+
+/// Whether the store answered with a failure that passes, such as too many connections.
+pub(crate) fn is_passing(error: &Error) -> bool {
+    matches!(error, Error::Store { transient: true, .. })
+}
+
+/// The address that was given, by an option or a variable.
+fn find_address(globals: &Globals) -> Result<Address, Failure> {
+    let mut meant = true;
     let url = match (&globals.url, &globals.url_file) {
         (Some(url), _) if has_password(url) => {
             return Err(Failure::usage(
@@ -83,18 +205,25 @@ fn find_url(globals: &Globals) -> Result<Option<String>, Failure> {
         }
         (Some(url), _) => url.clone(),
         (None, Some(path)) => read_url_file(path)?,
-        (None, None) => match std::env::var_os(URL_VARIABLE) {
-            None => return Ok(None),
-            Some(url) => url
-                .into_string()
-                .map_err(|_| Failure::config(format!("{URL_VARIABLE} is not UTF-8")))?,
-        },
+        (None, None) => {
+            let variable = std::env::var_os;
+            match (variable(URL_VARIABLE), variable(URL_FILE_VARIABLE)) {
+                (Some(url), _) => url
+                    .into_string()
+                    .map_err(|_| Failure::config(format!("{URL_VARIABLE} is not UTF-8")))?,
+                (None, Some(path)) => {
+                    meant = false;
+                    read_url_file(Path::new(&path))?
+                }
+                (None, None) => return Ok(Address { url: None, meant: false }),
+            }
+        }
     };
     if url.trim().is_empty() {
         return Err(Failure::config("the store's url is empty")
             .hint("write `sqlite:PATH`, or leave it out for a file in your state folder"));
     }
-    Ok(Some(url.trim().to_owned()))
+    Ok(Address { url: Some(url.trim().to_owned()), meant })
 }
 
 /// Whether a URL carries a secret that must not be seen in the process list.
@@ -121,16 +250,13 @@ fn read_url_file(path: &Path) -> Result<String, Failure> {
     let fail = |what: &str, error: std::io::Error| {
         Failure::config(format!("cannot {what} `{}`: {error}", path.display()))
     };
-    // The mode is asked of the open file, so that nobody can swap it in between.
+    // The owner and the mode are asked of the open file, so that nobody can swap it in between.
     let file = std::fs::File::open(path).map_err(|error| fail("open", error))?;
-    let mode = file.metadata().map_err(|error| fail("look at", error))?.mode();
-    if mode & 0o077 != 0 {
-        return Err(Failure::config(format!(
-            "others may read `{}` (mode {:04o})",
-            path.display(),
-            mode & 0o777
-        ))
-        .hint(format!("`chmod 600 {}`", path.display())));
+    let facts = file.metadata().map_err(|error| fail("look at", error))?;
+    if let Some(fault) = fault_of_url_file(path, &facts) {
+        let (path, mode) = (path.display(), facts.mode() & 0o777);
+        return Err(Failure::config(format!("{fault} `{path}` (mode {mode:04o})"))
+            .hint(format!("`chmod 600 {path}`, or mount the secret with mode 0440")));
     }
     let mut text = String::new();
     file.take(URL_BYTES_MAX as u64 + 1)
@@ -142,11 +268,27 @@ fn read_url_file(path: &Path) -> Result<String, Failure> {
     Ok(text)
 }
 
-/// The engines of this build keep no keys that could begin with anything.
-fn refuse_prefix(url: Option<&str>) -> Failure {
-    let scheme = url.and_then(|url| url.split_once(':')).map_or("sqlite", |(scheme, _)| scheme);
-    Failure::config(format!("--prefix is for stores that have keys, and `{scheme}:` has none"))
-        .hint("leave it out; `list --prefix P` filters by name")
+/// What is wrong with the owner or the mode of a file that holds a secret. Mounted secrets belong
+/// to root or to this user, and their group may read them.
+fn fault_of_url_file(path: &Path, facts: &std::fs::Metadata) -> Option<&'static str> {
+    let us = rustix::process::geteuid().as_raw();
+    if facts.uid() != 0 && facts.uid() != us {
+        return Some("another user owns");
+    }
+    if facts.mode() & 0o022 != 0 {
+        return Some("others may write to");
+    }
+    let readable = facts.mode() & 0o004 != 0;
+    (readable && !is_below_a_closed_folder(path)).then_some("everybody may read")
+}
+
+/// Whether a folder above the file lets only its owner and its group in.
+fn is_below_a_closed_folder(path: &Path) -> bool {
+    let Ok(path) = path.canonicalize() else { return false };
+    path.ancestors().skip(1).any(|folder| {
+        let facts = std::fs::metadata(folder);
+        facts.is_ok_and(|facts| facts.mode() & 0o001 == 0)
+    })
 }
 
 /// Who this process is: a new holder, or the one whose run it is part of.
@@ -170,6 +312,11 @@ pub(crate) fn write_holder(holder: &Holder) -> String {
     format!("{:032x}@{}", holder.id().0, holder.label())
 }
 
+/// The id of a store, as the environment carries it.
+pub(crate) fn write_id(client: &Client) -> String {
+    format!("{:032x}", client.info().store_id)
+}
+
 fn read_holder(text: &str) -> Option<Holder> {
     let (id, label) = text.split_once('@')?;
     if id.len() != 32 {
@@ -179,8 +326,24 @@ fn read_holder(text: &str) -> Option<Holder> {
     Holder::known(HolderId(id), label).ok()
 }
 
+/// The default store, and a warning if other users have another one.
+fn default_file() -> Result<(PathBuf, Option<String>), Failure> {
+    match system::find() {
+        Found::Open(file) => Ok((file, None)),
+        Found::Closed => Ok((own_file()?, Some(system::closed()))),
+        Found::Missing => Ok((own_file()?, Some(system::missing()))),
+        Found::None if rustix::process::geteuid().is_root() => {
+            Ok((own_file()?, Some(ROOT_ALONE.to_owned())))
+        }
+        Found::None => Ok((own_file()?, None)),
+    }
+}
+
+const ROOT_ALONE: &str = "this lock excludes root's commands only: each user has a store of their \
+                          own; `leasehold init --system` makes one for all";
+
 /// `$XDG_STATE_HOME/leasehold/locks.db`, with its folder, for this user only.
-fn default_file() -> Result<PathBuf, Failure> {
+fn own_file() -> Result<PathBuf, Failure> {
     let absolute = |name| std::env::var_os(name).map(PathBuf::from).filter(|p| p.is_absolute());
     let state = absolute("XDG_STATE_HOME")
         .or_else(|| absolute("HOME").map(|home| home.join(".local/state")))

@@ -1,8 +1,7 @@
-//! Taking locks: what was asked for, checked before a store is touched, and then all or none.
+//! Takes locks: checks the options before it opens a store, and then takes all or none.
 //!
-//! Several names are taken at once if all are free, else in sorted order, so that two commands
-//! that want the same names never wait for each other. What the locks are for is left to `run.rs`
-//! and `acquire.rs`.
+//! If all names are free, it takes them at once, else in sorted order. So two commands that want
+//! the same names never wait for each other. `run.rs` and `acquire.rs` use the locks.
 
 use std::collections::BTreeSet;
 use std::future::Future;
@@ -11,22 +10,23 @@ use std::time::{Duration, Instant};
 use futures_util::future::select_all;
 use leasehold::claim::Note;
 use leasehold::engine::ClaimView;
-use leasehold::{Client, Error, Lease, LostCause, Mode, Name, Request};
+use leasehold::{Client, Error, Lease, LostCause, Mode, Name, Request, Revocation};
 use nix::sys::signal::Signal;
 
 use crate::args;
 use crate::exit::{Failure, Outcome};
 use crate::outer::Outer;
 use crate::signals::Signals;
-use crate::store::Store;
+use crate::store::{self, Store};
+use crate::text::time_ago;
 use crate::waiting::Waiting;
-use crate::{duration, exit};
+use crate::{duration, exit, lines};
 
-/// How long to go on telling the store before the process ends without. What is left then ends
-/// by its ttl.
+/// How long to try to close the client before the process ends. Claims that are left then end by
+/// their ttl.
 const FAREWELL_MAX: Duration = Duration::from_secs(5);
 
-/// What to take, and how long to wait for it.
+/// The locks to take, and how long to wait for them.
 #[derive(Debug)]
 pub(crate) struct Plan {
     /// Sorted, each once.
@@ -34,20 +34,48 @@ pub(crate) struct Plan {
     pub(crate) mode: Mode,
     pub(crate) ttl: Duration,
     pub(crate) note: String,
+    /// The program that runs under the lock, for others to read. Its arguments may have secrets, so
+    /// they are left out.
+    pub(crate) program: Option<String>,
     pub(crate) hold_at_least: Option<Duration>,
     pub(crate) hold_at_most: Option<Duration>,
     pub(crate) lock_delay: Duration,
     pub(crate) wait: Wait,
+    /// When the wait began, which includes connecting.
+    pub(crate) begun: Instant,
     pub(crate) conflict_status: u8,
     pub(crate) outer: Outer,
 }
 
 /// How long to wait for a lock that is held.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum Wait {
+    #[default]
     No,
     Within(Duration),
     ForEver,
+}
+
+impl Wait {
+    /// What the options say; `unless_said` if they say nothing.
+    pub(crate) fn of(take: &args::Take, unless_said: Wait) -> Self {
+        match (take.no_wait, take.wait) {
+            (true, _) => Wait::No,
+            (false, Some(span)) => Wait::Within(span),
+            (false, None) => unless_said,
+        }
+    }
+
+    /// Whether a store that answers, but cannot serve now, is asked again. Without a time limit a
+    /// file is not: its own limit, `busy_timeout_ms`, is over, or this process may open too few
+    /// files.
+    pub(crate) fn goes_on(self, begun: Instant, is_file: bool) -> bool {
+        match self {
+            Wait::No => false,
+            Wait::Within(span) => begun.elapsed() < span,
+            Wait::ForEver => !is_file,
+        }
+    }
 }
 
 /// How it ended.
@@ -55,14 +83,14 @@ pub(crate) enum Wait {
 pub(crate) enum Taken {
     /// A lease on every name, in their order.
     All(Vec<Lease>),
-    /// This name is held by others; nothing was kept.
+    /// Others hold this name; the command kept no lock.
     Refused { name: Name, by: Vec<ClaimView> },
-    /// A signal came while waiting; nothing was kept.
+    /// A signal came during the wait; the command kept no lock.
     Interrupted(Signal),
 }
 
 impl Plan {
-    /// Checks the options. `unless_said` is how long to wait when no option says it.
+    /// Checks the options. `unless_said` is the wait without an option.
     pub(crate) fn new(take: args::Take, unless_said: Wait) -> Result<Self, Failure> {
         let names = take.names.iter().map(Name::new).collect::<Result<BTreeSet<_>, _>>()?;
         Note::new(&take.note)?;
@@ -80,33 +108,43 @@ impl Plan {
             (false, Some(permits)) => Mode::Permits { take: permits.take, of: permits.of },
             (false, None) => Mode::Exclusive,
         };
-        let wait = match (take.no_wait, take.wait) {
-            (true, _) => Wait::No,
-            (false, Some(span)) => Wait::Within(span),
-            (false, None) => unless_said,
-        };
+        let wait = Wait::of(&take, unless_said);
         Ok(Self {
             names: names.into_iter().collect(),
             mode,
             ttl: take.ttl,
             note: take.note,
+            program: None,
             hold_at_least: take.hold_at_least,
             hold_at_most: take.hold_at_most,
             lock_delay: Duration::ZERO,
             wait,
+            begun: Instant::now(),
             conflict_status: take.conflict_exit_code,
             outer: Outer::read(),
         })
     }
 
+    /// The note with the facts about this process behind it.
+    fn note(&self) -> String {
+        let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+        let pid = std::process::id().to_string();
+        let mut facts = vec![(lines::HOST, &*host)];
+        // The process of `acquire` is gone when somebody reads this.
+        if let Some(program) = &self.program {
+            facts.extend([(lines::PID, &*pid), (lines::PROGRAM, &**program)]);
+        }
+        Note::with_facts(&self.note, &facts)
+    }
+
     fn request(&self, client: &Client, name: &Name) -> Request {
-        let mut request = client.claim(name).mode(self.mode).ttl(self.ttl).note(&self.note);
+        let mut request = client.claim(name).mode(self.mode).ttl(self.ttl).note(self.note());
         request = request.lock_delay(self.lock_delay);
         if let Some(span) = self.hold_at_least {
             request = request.hold_at_least(span);
         }
-        // Not `max_hold`: that gives the lock back while a command may still be at work under
-        // it. Whoever holds it longest decides in `guard.rs` when the work has to end.
+        // Not `max_hold`: that gives the lock back while a command may still run under it.
+        // Instead `guard.rs` decides when the command has to end.
         request = request.holding(self.outer.names());
         if self.outer.waits_for_itself(name, self.mode) {
             request = request.one_at_a_time();
@@ -115,8 +153,8 @@ impl Plan {
     }
 }
 
-/// Takes what is planned, and shows on the terminal what it waits for. Where nothing is waited
-/// for, there need be no signals.
+/// Takes the locks of the plan, and shows its waits on the terminal. Without a wait it needs no
+/// `signals`.
 pub(crate) async fn take(
     store: &Store,
     plan: &Plan,
@@ -136,20 +174,21 @@ pub(crate) async fn take(
         never = waiting.show(&store.client) => match never {},
     };
     waiting.clear();
-    Ok(taken?)
+    taken.map_err(Failure::from)
 }
 
 async fn take_all(client: &Client, plan: &Plan, waiting: &Waiting) -> Result<Taken, Error> {
-    let begun = Instant::now();
     if plan.names.len() > 1 {
-        // Most of the time all are free, and then a store may need one exchange for all of them.
+        // Mostly all are free, and then a store may need only one exchange for all of them.
         let requests = plan.names.iter().map(|name| plan.request(client, name));
-        if let Some(leases) = client.all(requests).try_lock().await? {
-            return Ok(Taken::All(leases.into_vec()));
+        match client.all(requests).try_lock().await {
+            Ok(Some(leases)) => return Ok(Taken::All(leases.into_vec())),
+            Err(error) if !store::is_passing(&error) || plan.wait == Wait::No => return Err(error),
+            _ => {}
         }
     }
-    // Whoever waits long for the last name may lose the first one on the way. Nothing has been
-    // done under it yet, so it is enough to begin again, within the same deadline.
+    // A long wait for the last name may outlast the lease on the first one. No work has used that
+    // lease yet, so it is enough to begin again, with the same deadline.
     loop {
         let mut leases = Vec::with_capacity(plan.names.len());
         for name in &plan.names {
@@ -157,10 +196,10 @@ async fn take_all(client: &Client, plan: &Plan, waiting: &Waiting) -> Result<Tak
             let lease = tokio::select! {
                 biased;
                 _lost = any_lost(&leases) => break,
-                lease = ask(plan.request(client, name), plan.wait, begun) => lease?,
+                lease = ask(client, plan, name, waiting) => lease?,
             };
             let Some(lease) = lease else {
-                // Before anybody is asked who holds it: those who wait need not wait for that.
+                // Released before the next request, so that other waiters need not wait for it.
                 drop(leases);
                 let line = client.show(name).await?;
                 let by = line.map(|line| line.held).unwrap_or_default();
@@ -175,15 +214,36 @@ async fn take_all(client: &Client, plan: &Plan, waiting: &Waiting) -> Result<Tak
     }
 }
 
-async fn ask(request: Request, wait: Wait, begun: Instant) -> Result<Option<Lease>, Error> {
-    match wait {
-        Wait::No => request.try_acquire().await,
-        Wait::Within(span) => request.acquire_within(span.saturating_sub(begun.elapsed())).await,
-        Wait::ForEver => request.acquire().await.map(Some),
+/// Asks for one name. If the store answers that it cannot serve now, asks again until the wait is
+/// over.
+async fn ask(
+    client: &Client,
+    plan: &Plan,
+    name: &Name,
+    waiting: &Waiting,
+) -> Result<Option<Lease>, Error> {
+    let is_file = client.info().engine == "sqlite";
+    loop {
+        let request = plan.request(client, name);
+        let asked = match plan.wait {
+            Wait::No => request.try_acquire().await,
+            Wait::ForEver => request.acquire().await.map(Some),
+            Wait::Within(span) => {
+                request.acquire_within(span.saturating_sub(plan.begun.elapsed())).await
+            }
+        };
+        match asked {
+            Err(error) if store::is_passing(&error) && plan.wait.goes_on(plan.begun, is_file) => {
+                tracing::debug!(%error, "asking again");
+                waiting.failed(&error);
+                tokio::time::sleep(store::PAUSE).await;
+            }
+            asked => return asked,
+        }
     }
 }
 
-/// Ends when one of the leases is lost; says which, and why.
+/// Ends when one of the leases is lost; returns its index and the cause.
 pub(crate) fn any_lost(leases: &[Lease]) -> impl Future<Output = (usize, LostCause)> {
     let watches: Vec<_> = leases.iter().map(|lease| Box::pin(lease.lost())).collect();
     async move {
@@ -195,9 +255,24 @@ pub(crate) fn any_lost(leases: &[Lease]) -> impl Future<Output = (usize, LostCau
     }
 }
 
+/// Ends when somebody asks for one of the leases; says which, and who.
+pub(crate) fn any_revoked(leases: &[Lease]) -> impl Future<Output = (usize, Revocation)> {
+    let watches: Vec<_> = leases.iter().map(|lease| Box::pin(lease.revoke_requested())).collect();
+    async move {
+        if watches.is_empty() {
+            return std::future::pending().await;
+        }
+        let (revocation, index, _others) = select_all(watches).await;
+        (index, revocation)
+    }
+}
+
 /// Tells who holds a name, and ends with the status for it.
 pub(crate) fn refused(store: &Store, plan: &Plan, name: &Name, by: &[ClaimView]) -> Outcome {
-    store.voice.tell(&describe(name, by));
+    // With `--json` the caller has printed it.
+    if !store.voice.json {
+        store.voice.tell(&describe(name, by));
+    }
     Ok(plan.conflict_status)
 }
 
@@ -210,19 +285,26 @@ fn describe(name: &Name, by: &[ClaimView]) -> String {
         1 => " and one other".to_owned(),
         more => format!(" and {more} others"),
     };
-    let note = match first.note.as_str() {
+    if let Some(past) = lines::past_words(name, by) {
+        return past;
+    }
+    let note = match first.note.text() {
         "" => String::new(),
         note => format!(": {note}"),
     };
+    let since = match first.is_foreign() {
+        true => String::new(),
+        false => format!(" since {} ({})", time_ago(first.age), duration::human(first.age)),
+    };
     format!(
-        "`{name}` is held by `{}`{others} for {}, {} left unless renewed{note}",
+        "`{name}` is held by `{}`{others}{}{since}, free in {} unless it is renewed{note}",
         first.holder.label(),
-        duration::human(first.age),
+        lines::purpose_words(first),
         duration::human(first.remaining),
     )
 }
 
-/// Gives back whatever is left, and lets the store's counts know.
+/// Closes the client: gives back all locks that are left, and reports its counts to the store.
 pub(crate) async fn farewell(store: &Store) {
     match tokio::time::timeout(FAREWELL_MAX, store.client.close()).await {
         Ok(Ok(())) => {}

@@ -1,10 +1,10 @@
-//! The terminal, lent to the command and taken back.
+//! Lends the terminal to the command and takes it back.
 //!
-//! The command has a process group of its own, and a terminal reads for and signals one group
-//! only. So the group gets it when the command starts, if this process has it and both ends of
-//! the command are on it; where the output goes into a pipe, a neighbour in that pipe may want
-//! the terminal more, and the command gets it when it stops for the lack of it. `signals.rs` has
-//! blocked SIGTTOU, without which handing over from the background would stop this process.
+//! The command has a process group of its own, and a terminal serves only one group. So the
+//! command gets the terminal at its start, if this process has it and standard input and output are
+//! on it. If the output goes into a pipe, another process of the pipe may need the terminal. Then
+//! the command gets it only when it stops because it lacks it. `signals.rs` blocks SIGTTOU:
+//! otherwise this process would stop when it hands over the terminal from the background.
 
 use std::fs::File;
 use std::io::{self, IsTerminal as _};
@@ -16,18 +16,18 @@ use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetpgrp, tcsetattr,
 /// The terminal of this process, if it has one.
 #[derive(Debug, Default)]
 pub(crate) struct Terminal {
-    /// Opened when first needed where standard input is something else.
+    /// `/dev/tty`, opened at first need if standard input is not the terminal.
     device: Option<File>,
     lent: bool,
-    /// The command has had it, and is to have it again after a stop.
+    /// Whether the command has had it, and gets it again after a stop.
     wanted: bool,
-    /// The settings it had when it was lent.
+    /// The terminal's settings when it was lent.
     settings: Option<Termios>,
 }
 
 impl Terminal {
-    /// Whether a command should get the terminal from its first instruction on. Its settings are
-    /// remembered before the command can change them.
+    /// Whether a command should get the terminal at its start. Saves the settings before the
+    /// command can change them.
     pub(crate) fn is_for_the_command(&mut self) -> bool {
         let wanted = io::stdin().is_terminal()
             && io::stdout().is_terminal()
@@ -38,7 +38,12 @@ impl Terminal {
         wanted
     }
 
-    /// The command took it on the way to its first instruction.
+    /// Whether the command has had it. Then keys that send signals reach only the command.
+    pub(crate) fn was_the_commands(&self) -> bool {
+        self.wanted
+    }
+
+    /// Records that the command took it before its first instruction.
     pub(crate) fn was_lent(&mut self) {
         (self.lent, self.wanted) = (true, true);
     }
@@ -72,12 +77,12 @@ impl Terminal {
         if !std::mem::take(&mut self.lent) {
             return false;
         }
-        // It fails only when the terminal went away, and then there is nothing to take.
+        // Fails only if the terminal is gone, and then there is nothing to take.
         self.with(|terminal| tcsetpgrp(terminal, getpgrp()).ok());
         true
     }
 
-    /// Takes it back with the settings it had: for a command that could not tidy up itself.
+    /// Takes it back and restores its settings: for a command that could not tidy up itself.
     pub(crate) fn restore(&mut self) {
         if self.take_back()
             && let Some(settings) = self.settings.take()

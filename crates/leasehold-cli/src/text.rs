@@ -1,12 +1,14 @@
-//! Text that is safe to print: control characters escaped, passwords cut out, instants in UTC.
+//! Text that is safe to print: escaped control characters, no passwords, instants in UTC.
 //!
-//! Names, notes and labels come from other people and may hold anything; they must not be able
-//! to move the cursor, forge a line, or turn a table around.
+//! Names, notes and labels come from other people and may hold any character. They must not move
+//! the cursor, forge a line, or reverse a table.
 
 use std::fmt::Write as _;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// Escapes what a terminal would act on instead of showing.
+use unicode_width::{UnicodeWidthChar as _, UnicodeWidthStr as _};
+
+/// Escapes the characters that a terminal would act on instead of showing.
 pub(crate) fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for c in text.chars() {
@@ -36,25 +38,36 @@ fn turns_text_around(c: char) -> bool {
     c == '\u{feff}' || marks.contains(&c) || orders.contains(&c) || isolates.contains(&c)
 }
 
-/// At most `width` characters, with a mark where something was cut.
-pub(crate) fn cut(text: &str, width: usize) -> String {
-    match text.char_indices().nth(width) {
-        None => text.to_owned(),
-        Some(_) => {
-            let kept: String = text.chars().take(width.saturating_sub(1)).collect();
-            format!("{kept}…")
-        }
-    }
+/// How many columns of a terminal a text takes.
+pub(crate) fn width(text: &str) -> usize {
+    text.width()
 }
 
-/// Takes the user part out of everything that looks like a URL, wherever it came from.
+/// At most `columns` columns of a text, with a mark at the end if it was cut.
+pub(crate) fn cut(text: &str, columns: usize) -> String {
+    if width(text) <= columns {
+        return text.to_owned();
+    }
+    let mut left = columns.saturating_sub(1);
+    let fits = |c: &char| match left.checked_sub(c.width().unwrap_or(0)) {
+        Some(rest) => {
+            left = rest;
+            true
+        }
+        None => false,
+    };
+    let kept: String = text.chars().take_while(fits).collect();
+    if columns == 0 { kept } else { kept + "…" }
+}
+
+/// Removes the user part of everything that looks like a URL.
 pub(crate) fn redact(text: &str) -> String {
     let mut clean = String::with_capacity(text.len());
     let mut rest = text;
     while let Some(at) = rest.find("://") {
         let (head, tail) = rest.split_at(at + 3);
         clean.push_str(head);
-        // A password may hold nearly anything, so everything up to the last `@` of the word goes.
+        // A password may hold nearly any character, so remove all up to the last `@` of the word.
         let word = tail.find(char::is_whitespace).unwrap_or(tail.len());
         rest = match tail[..word].rfind('@') {
             Some(end) => {
@@ -72,6 +85,14 @@ pub(crate) fn redact(text: &str) -> String {
 pub(crate) fn wall_clock_ago(age: Duration) -> String {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     rfc3339(now.saturating_sub(age))
+}
+
+/// The same to the second, and without the date if it is less than a day ago.
+pub(crate) fn time_ago(age: Duration) -> String {
+    let at = wall_clock_ago(age);
+    let seconds = at.split('.').next().unwrap_or(&at);
+    let time = seconds.split_once('T').filter(|_| age < Duration::from_secs(86_400));
+    time.map_or(seconds, |(_, time)| time).to_owned() + "Z"
 }
 
 fn rfc3339(since_epoch: Duration) -> String {
@@ -116,6 +137,13 @@ mod tests {
     }
 
     #[test]
+    fn time_of_less_than_a_day_ago_has_no_date() {
+        let [short, long] = [1, 2 * 86_400].map(|age| time_ago(Duration::from_secs(age)));
+        assert_eq!((short.len(), long.len()), ("10:26:58Z".len(), "2026-11-15T10:26:58Z".len()));
+        assert!(short.ends_with('Z') && long.contains('T'), "{short} {long}");
+    }
+
+    #[test]
     fn f145_urls_lose_their_user_part() {
         let shown = [
             ("redis://:secret@h:1/0", "redis://…@h:1/0"),
@@ -147,5 +175,8 @@ mod tests {
     fn long_text_is_cut_with_a_mark() {
         assert_eq!(cut("héllo", 5), "héllo");
         assert_eq!(cut("héllo!", 5), "héll…");
+        assert_eq!(cut("ロック:注", 9), "ロック:注");
+        assert_eq!(cut("ロック:注", 8), "ロック:…");
+        assert_eq!(cut("ロック", 4), "ロ…");
     }
 }

@@ -2,147 +2,103 @@
 
 use std::time::Duration;
 
-use leasehold::engine::{ClaimView, LineView, Query};
-use leasehold::error::Kind;
-use leasehold::{Mode, Name};
+use leasehold::Name;
+use leasehold::engine::{BrokenLine, ClaimView, OTHER_LOCKS, Query, Select};
 use serde::Serialize;
 
-use crate::acquire::millis;
 use crate::args;
-use crate::duration::human;
 use crate::exit::{self, Failure, Outcome};
-use crate::out;
+use crate::filter::Filter;
+use crate::lines::Line;
+use crate::out::{self, Voice};
+use crate::record::{self, Record};
 use crate::store::Store;
-use crate::text::{cut, escape, wall_clock_ago};
+use crate::table::Table;
+use crate::text::escape;
 use crate::waits::{self, Edge, Gathered, Graph};
 
-/// How much of a note fits a row of `list`; `show` has all of it.
-const NOTE_WIDTH: usize = 48;
-
-/// How long `show` follows who waits for whom: somebody waits for the table.
+/// How long `show` follows the waits, because the user waits for the table.
 const FOLLOWED_FOR: Duration = Duration::from_secs(3);
 
-const HEADER: [&str; 8] = ["NAME", "MODE", "CLAIM", "HOLDER", "FENCE", "SINCE", "LEFT", "NOTE"];
-
-/// One line as the contract writes it.
-#[derive(Debug, Serialize)]
-pub(crate) struct Line<'a> {
-    name: &'a str,
-    mode: &'static str,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    limit: Option<u32>,
-    held: Vec<Held<'a>>,
-    waiting: Vec<Waits<'a>>,
-}
-
-/// One line of `show`, with who waits for whom.
+/// One line of `show`, with the waits around it.
 #[derive(Debug, Serialize)]
 struct Shown<'a> {
     #[serde(flatten)]
     line: Line<'a>,
     waits: Vec<Edge>,
-}
-
-/// A claim that holds, as the contract writes it.
-#[derive(Debug, Serialize)]
-pub(crate) struct Held<'a> {
-    holder: &'a str,
-    /// A decimal string: readers that take numbers for floats would round it.
-    fence: String,
-    acquired_at: String,
-    remaining_ms: u64,
-    note: &'a str,
-}
-
-/// A claim that waits, as the contract writes it.
-#[derive(Debug, Serialize)]
-struct Waits<'a> {
-    holder: &'a str,
-    ahead: usize,
-    waiting_ms: u64,
-    note: &'a str,
-}
-
-impl<'a> Held<'a> {
-    pub(crate) fn of(claim: &'a ClaimView) -> Self {
-        Self {
-            holder: claim.holder.label(),
-            fence: claim.fence.to_string(),
-            acquired_at: wall_clock_ago(claim.age),
-            remaining_ms: millis(claim.remaining),
-            note: claim.note.as_str(),
-        }
-    }
-}
-
-impl<'a> Line<'a> {
-    pub(crate) fn of(line: &'a LineView) -> Self {
-        let limit = match line.kind {
-            Kind::Permits { of } => Some(of),
-            _ => None,
-        };
-        let waiting = line.waiting.iter().enumerate().map(|(place, claim)| Waits {
-            holder: claim.holder.label(),
-            ahead: line.held.len() + place,
-            waiting_ms: millis(claim.age),
-            note: claim.note.as_str(),
-        });
-        Self {
-            name: line.name.as_str(),
-            mode: mode(line),
-            limit,
-            held: line.held.iter().map(Held::of).collect(),
-            waiting: waiting.collect(),
-        }
-    }
-
-    /// A line that nobody is in.
-    fn free(name: &'a Name) -> Self {
-        let (held, waiting) = (Vec::new(), Vec::new());
-        Self { name: name.as_str(), mode: "exclusive", limit: None, held, waiting }
-    }
-}
-
-/// What a line is in use as: by who holds it, else by who is next.
-pub(crate) fn mode(line: &LineView) -> &'static str {
-    match line.held.first().or(line.waiting.first()).map(|claim| claim.mode) {
-        Some(Mode::Shared) => "shared",
-        Some(Mode::Permits { .. }) => "permits",
-        _ => "exclusive",
-    }
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    force_released: Vec<Record>,
 }
 
 /// Shows all locks, page by page, so that a store with many takes no more memory than one page.
 pub(crate) async fn list(store: &Store, list: args::List) -> Outcome {
+    let filter = Filter::of(&list);
     let mut query = list.prefix.map_or_else(Query::all, Query::prefix);
-    let mut separator = "[";
-    let mut lines_seen = 0;
+    let mut table = Table { whole: false, columns: out::columns(), header: true };
+    let mut shown = 0;
     loop {
         let page = store.client.inspect(&query).await?;
         if store.voice.json {
+            let lines = page.lines.iter().map(|line| Line::filtered(line, &filter));
             let mut text = String::new();
-            for line in &page.lines {
-                text.push_str(separator);
-                text.push_str(out::json_line(&Line::of(line))?.trim_end());
-                separator = ",\n";
+            let lines = lines.filter(|line| !line.is_empty());
+            for line in lines.chain(page.broken.iter().map(Line::broken)) {
+                text.push_str(if shown == 0 { "[" } else { ",\n" });
+                text.push_str(out::json_line(&line)?.trim_end());
+                shown += 1;
             }
             out::print(&text)?;
-        } else if !page.lines.is_empty() {
-            out::print(&table(&page.lines, NOTE_WIDTH, lines_seen == 0))?;
+        } else {
+            let text = table.text(&page.lines, &filter);
+            out::print(&text)?;
+            shown += text.len() + page.broken.len();
+            table.header &= text.is_empty();
         }
-        lines_seen += page.lines.len();
+        warn_of_broken(store, &page.broken);
         match page.next {
             Some(next) => query.after = Some(next),
             None => break,
         }
     }
     if store.voice.json {
-        let end = if lines_seen == 0 { "[]\n" } else { "]\n" };
+        let end = if shown == 0 { "[]\n" } else { "]\n" };
         out::print(end)?;
-    } else if lines_seen == 0 {
-        store.voice.tell("nobody holds or waits for anything here");
+    } else if shown == 0 {
+        store.voice.tell(match filter.admits_all() {
+            true => "nobody holds or waits for anything here",
+            false => "nobody holds or waits for that long",
+        });
+    }
+    if filter.admits_all() && query.select == Select::All {
+        tell_of_strangers(store).await;
     }
     Ok(exit::DONE)
+}
+
+/// Names locks outside the store's prefix, because the prefix may be wrong.
+async fn tell_of_strangers(store: &Store) {
+    let Voice { json, quiet, .. } = store.voice;
+    if json || quiet || !lists_no_foreign(store) {
+        return;
+    }
+    match store.client.look().await {
+        Ok(findings) => {
+            for finding in findings.iter().filter(|finding| finding.subject == OTHER_LOCKS) {
+                store.voice.tell(&format!("not shown: {}; {}", finding.found, finding.advice));
+            }
+        }
+        // The list is complete without it.
+        Err(error) => tracing::debug!(%error, "cannot search for locks outside the prefix"),
+    }
+}
+
+/// Warns about names that are not shown because their records cannot be read.
+pub(crate) fn warn_of_broken(store: &Store, broken: &[BrokenLine]) {
+    for BrokenLine { name, cause } in broken {
+        store.voice.warn(&format!(
+            "`{name}` cannot be read: {cause}; `leasehold force-release` clears the name"
+        ));
+    }
 }
 
 /// Shows one lock.
@@ -152,10 +108,15 @@ pub(crate) async fn show(
 ) -> Outcome {
     let name = Name::new(&show.name)?;
     let store = open().await?;
-    let Some(line) = store.client.show(&name).await? else {
-        match store.voice.json {
-            true => out::print_json(&Shown { line: Line::free(&name), waits: Vec::new() })?,
-            false => out::print(&format!("`{}` is free\n", escape(name.as_str())))?,
+    let line = store.client.show(&name).await?;
+    let force_released = record::read(&store.client, &name).await?;
+    let section = record::section(&force_released);
+    let Some(line) = line else {
+        if store.voice.json {
+            let (line, waits) = (Line::free(&name), Vec::new());
+            out::print_json(&Shown { line, waits, force_released })?;
+        } else {
+            out::print(&format!("`{}` is free\n{section}", escape(name.as_str())))?;
         }
         return Ok(exit::DONE);
     };
@@ -166,15 +127,27 @@ pub(crate) async fn show(
     let line = &gathered.lines[0];
     if store.voice.json {
         let waits = Graph::new(&gathered.lines).edges(line);
-        out::print_json(&Shown { line: Line::of(line), waits })?;
+        out::print_json(&Shown { line: Line::of(line), waits, force_released })?;
     } else {
-        let table = table(std::slice::from_ref(line), usize::MAX, true);
-        out::print(&(table + &waits_section(&gathered)))?;
+        let table = Table { whole: true, columns: None, header: true };
+        let table = table.text(std::slice::from_ref(line), &Filter::default());
+        out::print(&(table + &waits_section(&gathered) + &section))?;
+        if line.held.iter().any(ClaimView::is_foreign) && lists_no_foreign(&store) {
+            store.voice.tell(
+                "a client of another library holds it; `list` and `stats` have such a lock only \
+                 while a client of leasehold waits for it",
+            );
+        }
     }
     Ok(exit::DONE)
 }
 
-/// Who waits for whom, a sentence for each chain; nothing where nobody waits.
+/// Whether the store can tell locks of other libraries from other data only by their names.
+fn lists_no_foreign(store: &Store) -> bool {
+    matches!(store.client.info().engine, "redis" | "redlock")
+}
+
+/// One sentence for each chain of waits; empty if no claim waits.
 fn waits_section(gathered: &Gathered) -> String {
     let (chains, left_out) = Graph::new(&gathered.lines).chains(&gathered.lines[0]);
     if chains.is_empty() {
@@ -192,58 +165,4 @@ fn waits_section(gathered: &Gathered) -> String {
         text.push_str("… more claims are concerned than were followed\n");
     }
     text
-}
-
-/// A row for each claim, columns as wide as they need to be.
-fn table(lines: &[LineView], note_width: usize, with_header: bool) -> String {
-    let mut rows: Vec<[String; 8]> = Vec::new();
-    if with_header {
-        rows.push(HEADER.map(str::to_owned));
-    }
-    for line in lines {
-        let mode = match line.kind {
-            Kind::Permits { of } => format!("permits of {of}"),
-            _ => mode(line).to_owned(),
-        };
-        let held = line.held.iter().map(|claim| (claim, "held".to_owned()));
-        let waiting = line.waiting.iter().enumerate();
-        let waiting = waiting.map(|(place, claim)| (claim, format!("waits {}", place + 1)));
-        for (claim, place) in held.chain(waiting) {
-            rows.push([
-                escape(line.name.as_str()),
-                mode.clone(),
-                place,
-                escape(claim.holder.label()),
-                claim.fence.to_string(),
-                human(claim.age),
-                human(claim.remaining),
-                cut(&escape(claim.note.as_str()), note_width),
-            ]);
-        }
-    }
-    align(&rows)
-}
-
-/// Pads cells so that columns line up; the last one ends where it ends.
-pub(crate) fn align<const N: usize>(rows: &[[String; N]]) -> String {
-    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max();
-    let widths: Vec<usize> = (0..N).map(|column| width(column).unwrap_or(0)).collect();
-    let mut text = String::new();
-    for row in rows {
-        let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}"));
-        text.push_str(cells.collect::<Vec<_>>().join("  ").trim_end());
-        text.push('\n');
-    }
-    text
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn columns_line_up_and_nothing_trails() {
-        let rows = [["a", "bb", ""], ["ccc", "d", "e"]].map(|row| row.map(str::to_owned));
-        assert_eq!(align(&rows), "a    bb\nccc  d   e\n");
-    }
 }

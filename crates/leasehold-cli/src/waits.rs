@@ -1,9 +1,9 @@
-//! Who waits for whom: from lines that were read to edges, chains and cycles.
+//! The wait-for graph of some lines: edges, chains and cycles.
 //!
-//! Pure but for [`gather`], which follows the edges from one line through the store: name → who
-//! is in the way → what each of them waits for. `show` writes the chains as sentences, `top`
-//! draws them as a tree. Lines are read one after another, so a cycle seen here is a hint for
-//! people; the verdict is the library's.
+//! Pure but for [`gather`], which follows the edges from one line through the store. They lead from
+//! a name to the claims in the way, and to the names that their holders wait for. `show` prints the
+//! chains as sentences, and `top` draws them as a tree. The client reads lines one after another,
+//! so a cycle here is only a hint for people. The library's own search decides.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::Duration;
@@ -13,18 +13,19 @@ use leasehold::engine::{ClaimView, LineView, Query};
 use leasehold::{Client, Error, Mode, Name};
 use serde::Serialize;
 
+use crate::lines::purpose_words;
 use crate::text::escape;
 
-/// How many edges are followed one after another. Longer chains of waits are rare, and a cycle
-/// that is longer is still seen from each of its names by its first steps.
+/// The most edges in one chain. Longer chains of waits are rare, and a longer cycle still shows its
+/// first steps at each of its names.
 pub(crate) const DEPTH_MAX: usize = 8;
-/// How many claims in one waiter's way are named; permits may have thousands.
+/// The most claims to name in one waiter's way; permits may have thousands.
 const BEFORE_MAX: usize = 16;
-/// How many holders the store is asked about, an exchange each.
+/// The most holders to ask the store about, with an exchange each.
 const HOLDERS_MAX: usize = 64;
-/// How many lines of one holder are read: somebody who waits in more places is not a picture.
+/// The most lines to read of one holder. A holder that waits in more places would fill the picture.
 const LINES_OF_HOLDER_MAX: usize = 64;
-/// How many chains are written; a line may have ten thousand waiters.
+/// The most chains to print; a line may have ten thousand waiters.
 const CHAINS_MAX: usize = 200;
 
 /// One claim that waits: its line, and its place among those that wait there.
@@ -52,8 +53,8 @@ impl<'a> Wait<'a> {
         self.line.held.len() + self.place
     }
 
-    /// The claims that it waits for: those that hold and are in its way, or, where only somebody
-    /// further ahead in line is, the nearest of these. Returns also how many were left out.
+    /// The claims that it waits for: the leases in its way. If only waiting claims are in its way,
+    /// the nearest of them. Also returns how many were left out.
     pub(crate) fn in_the_way(self) -> (Vec<Before<'a>>, usize) {
         let own = self.claim().mode;
         let hinders = |claim: &&ClaimView| own != Mode::Shared || claim.mode != Mode::Shared;
@@ -72,7 +73,7 @@ impl<'a> Wait<'a> {
     }
 }
 
-/// Lines that were read, by who waits in them.
+/// The waits in some lines, by holder.
 #[derive(Debug, Default)]
 pub(crate) struct Graph<'a> {
     waits: HashMap<HolderId, Vec<Wait<'a>>>,
@@ -83,7 +84,7 @@ impl<'a> Graph<'a> {
         let mut graph = Self::default();
         let mut seen: HashSet<&Name> = HashSet::new();
         for line in lines {
-            // Most lines have no waiters, and nobody needs to remember those.
+            // Most lines have no waiters, and need no memory here.
             if !line.waiting.is_empty() && seen.insert(&line.name) {
                 for (place, claim) in line.waiting.iter().enumerate() {
                     let waits = graph.waits.entry(claim.holder.id()).or_default();
@@ -94,13 +95,13 @@ impl<'a> Graph<'a> {
         graph
     }
 
-    /// What a holder waits for.
+    /// The waits of a holder.
     pub(crate) fn waits_of(&self, holder: HolderId) -> &[Wait<'a>] {
         self.waits.get(&holder).map(Vec::as_slice).unwrap_or_default()
     }
 
-    /// The chains that begin in one line: of each that waits there, or, where nobody does, of
-    /// each that holds it and waits elsewhere. Returns also how many waiters were left out.
+    /// The chains that begin in one line: those of its waiters. Without waiters, those of its
+    /// holders that wait elsewhere. Also returns how many waiters were left out.
     pub(crate) fn chains(&self, line: &'a LineView) -> (Vec<Chain<'a>>, usize) {
         let mut chains = Vec::new();
         let starts: Vec<Wait<'a>> = match line.waiting.len() {
@@ -144,8 +145,8 @@ impl<'a> Graph<'a> {
                 }
             }
         }
-        // Those who wait for nothing themselves are told together; so is a waiter whom nothing
-        // is in the way of any more.
+        // One chain names all holders that do not wait themselves. A waiter that has nothing in
+        // its way any more gets a chain too.
         let told = chains.iter().any(|chain| continues(chain, path));
         if chains.len() < CHAINS_MAX && (!ends.is_empty() || !told) {
             chains.push(Chain { waits: path.clone(), before: ends, more, end: End::Free });
@@ -153,7 +154,7 @@ impl<'a> Graph<'a> {
         path.pop();
     }
 
-    /// The edges that are reached from one line, each once.
+    /// The edges of the chains from one line, each once.
     pub(crate) fn edges(&self, line: &'a LineView) -> Vec<Edge> {
         let (chains, _) = self.chains(line);
         let mut waits: Vec<(Wait<'a>, bool)> = Vec::new();
@@ -175,13 +176,13 @@ fn continues(chain: &Chain<'_>, path: &[Wait<'_>]) -> bool {
     chain.waits.len() >= path.len() && chain.waits.iter().zip(path).all(|(one, two)| one.is(*two))
 }
 
-/// Waits that follow from each other: each one's way is blocked by the holder of the next.
+/// Waits in a row: the holder of each next wait blocks the one before it.
 #[derive(Debug)]
 pub(crate) struct Chain<'a> {
     waits: Vec<Wait<'a>>,
-    /// Who is in the way of the last.
+    /// The claims in the way of the last wait.
     before: Vec<Before<'a>>,
-    /// How many more of them there are.
+    /// How many more of these were left out.
     more: usize,
     end: End,
 }
@@ -189,11 +190,11 @@ pub(crate) struct Chain<'a> {
 /// How a chain ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
-    /// With holders that wait for nothing.
+    /// With holders that do not wait.
     Free,
     /// With the holder of the wait at `from`.
     Cycle { from: usize },
-    /// It goes on, and is not followed further.
+    /// It goes on, but is not followed further.
     Cut,
 }
 
@@ -205,7 +206,7 @@ impl Chain<'_> {
             match step {
                 0 => text.push_str(&quoted(wait.claim())),
                 _ => {
-                    // Who is in the way of the one before: the holder of this one.
+                    // This wait's holder is in the way of the one before.
                     let previous = self.waits[step - 1];
                     let holder = wait.claim().holder.id();
                     let (before, _) = previous.in_the_way();
@@ -239,9 +240,10 @@ fn quoted(claim: &ClaimView) -> String {
 
 fn named(before: Before<'_>) -> String {
     let word = if before.holds { "held by" } else { "behind" };
+    let (holder, purpose) = (quoted(before.claim), purpose_words(before.claim));
     match fence(before.claim) {
-        Some(fence) => format!("{word} {} (fence {fence})", quoted(before.claim)),
-        None => format!("{word} {}", quoted(before.claim)),
+        Some(fence) => format!("{word} {holder} (fence {fence}){purpose}"),
+        None => format!("{word} {holder}{purpose}"),
     }
 }
 
@@ -250,7 +252,7 @@ pub(crate) fn fence(claim: &ClaimView) -> Option<String> {
     (claim.fence != 0).then(|| claim.fence.to_string())
 }
 
-/// One claim that waits and what for, as the contract writes it.
+/// One claim that waits, and the claims in its way, in the contract's form.
 #[derive(Debug, Serialize)]
 pub(crate) struct Edge {
     name: String,
@@ -298,19 +300,19 @@ impl Edge {
     }
 }
 
-/// The lines that can be reached from one, itself the first.
+/// The lines that can be reached from one line, which is the first.
 #[derive(Debug, Default)]
 pub(crate) struct Gathered {
     pub(crate) lines: Vec<LineView>,
-    /// Whether nothing was left out for being too much.
+    /// Whether no bound left anything out.
     pub(crate) whole: bool,
-    /// Why it could not be followed further, if the store said so.
+    /// The store's error, if one stopped the search.
     pub(crate) trouble: Option<Error>,
 }
 
-/// Follows the edges from one line through the store: an exchange for each holder on the way, at
-/// most [`HOLDERS_MAX`], and no longer than `time`. Some stores have no index by holder and look
-/// at every line for each of them, so what was found until then must do.
+/// Follows the edges from one line through the store, with an exchange for each holder. It asks
+/// about at most [`HOLDERS_MAX`], and ends after `time` with the lines found so far. Some stores
+/// have no index by holder, and read every line for each of them.
 pub(crate) async fn gather(client: &Client, start: LineView, time: Duration) -> Gathered {
     let mut gathered = Gathered { lines: vec![start], whole: true, trouble: None };
     let followed = tokio::time::timeout(time, follow_all(client, &mut gathered)).await;
@@ -352,8 +354,8 @@ async fn follow_all(client: &Client, gathered: &mut Gathered) -> leasehold::Resu
     Ok(())
 }
 
-/// Those of a line whose own waits belong to its picture: who holds it, and who stands in line
-/// in front of readers.
+/// The holders whose own waits belong to the picture of a line: those of its leases, and of writers
+/// that wait in front of readers.
 fn concerned(line: &LineView) -> impl Iterator<Item = HolderId> {
     let held = line.held.iter();
     let shared = line.held.iter().all(|claim| claim.mode == Mode::Shared);
@@ -379,6 +381,7 @@ pub(crate) mod tests {
             age: Duration::from_secs(seconds),
             remaining: Duration::from_secs(20),
             note: Note::default(),
+            closed: false,
         }
     }
 
@@ -426,7 +429,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn who_waits_for_a_cycle_is_not_in_it() {
+    fn waiter_for_a_cycle_is_not_in_it() {
         let lines = [line("c", &["w1", "w9"]), line("b", &["w1", "w2"]), line("a", &["w2", "w1"])];
         let told = sentences(&lines);
         assert_eq!(told.len(), 1, "{told:?}");

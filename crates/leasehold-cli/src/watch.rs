@@ -1,4 +1,4 @@
-//! `watch`: events as they happen, one line each, until somebody has seen enough.
+//! `watch`: prints events as they happen, one line each, until the user ends it.
 
 use std::future::Future;
 use std::io;
@@ -15,6 +15,7 @@ use tokio::net::unix::pipe::Sender;
 use crate::args;
 use crate::exit::{self, Failure, Outcome};
 use crate::out;
+use crate::record;
 use crate::signals::Signals;
 use crate::store::Store;
 use crate::take;
@@ -34,6 +35,8 @@ struct Line<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     reason: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    by: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     missed: Option<u64>,
 }
 
@@ -44,7 +47,7 @@ impl<'a> Line<'a> {
             EventKind::Missed(count) => (None, Some(*count)),
             _ => (None, None),
         };
-        // What was missed was on no name in particular.
+        // Missed events have no name.
         let known = missed.is_none();
         Self {
             at: wall_clock_ago(Duration::ZERO),
@@ -53,6 +56,7 @@ impl<'a> Line<'a> {
             holder: known.then(|| event.holder.label()),
             fence: known.then(|| event.fence.to_string()),
             reason,
+            by: None,
             missed,
         }
     }
@@ -65,6 +69,7 @@ impl<'a> Line<'a> {
         words.extend(self.name.map(escape));
         words.extend(self.holder.map(escape));
         words.extend(self.fence.as_ref().map(|fence| format!("fence {fence}")));
+        words.extend(self.by.as_ref().map(|by| format!("by {}", escape(by))));
         words.extend(self.reason.map(|reason| format!("reason: {}", escape(reason))));
         words.join("  ") + "\n"
     }
@@ -94,7 +99,7 @@ pub(crate) async fn watch(
         None => Query::all(),
     };
     let mut signals = Signals::catch()?;
-    let store = open().await?;
+    let store = signals.opened(open).await?;
     let mut events = store.client.watch(&query).await?;
     let mut reader_gone = std::pin::pin!(reader_gone());
     let outcome = loop {
@@ -105,7 +110,10 @@ pub(crate) async fn watch(
             event = events.next() => event,
         };
         let printed = match event {
-            Some(Ok(event)) => print(&store, &Line::of(&event)),
+            Some(Ok(event)) => {
+                let by = taker(&store, &event).await;
+                print(&store, &Line { by, ..Line::of(&event) })
+            }
             Some(Err(error)) => break Err(error.into()),
             None => break Ok(exit::DONE),
         };
@@ -118,6 +126,13 @@ pub(crate) async fn watch(
     outcome
 }
 
+/// Who took a lease; the event does not say it, and the record does.
+async fn taker(store: &Store, event: &Event) -> Option<String> {
+    let EventKind::Evicted { .. } = event.kind else { return None };
+    let record = record::of_lease(&store.client, &event.name, event.fence).await?;
+    Some(record.by)
+}
+
 fn print(store: &Store, line: &Line<'_>) -> io::Result<()> {
     match store.voice.json {
         true => out::print_json(line),
@@ -125,11 +140,11 @@ fn print(store: &Store, line: &Line<'_>) -> io::Result<()> {
     }
 }
 
-/// Ends when nobody reads standard output any more, so that `watch | head -1` does not sit there
-/// until the next event. Never ends where that cannot be known, as with a file.
+/// Ends when the reader of standard output is gone, so that `watch | head -1` does not wait for
+/// the next event. Never ends if this process cannot see that, for example with a file.
 pub(crate) fn reader_gone() -> impl Future<Output = ()> {
-    // A copy, only to be told of its errors; nothing is written to it. Its mode stays as it is:
-    // others share it.
+    // A copy, used only to notice its errors and never written to. Its mode stays as it is, because
+    // other processes share it.
     let output = io::stdout().as_fd().try_clone_to_owned();
     let output = output.and_then(Sender::from_owned_fd_unchecked);
     async move {

@@ -1,7 +1,7 @@
-//! The command as a user meets it: the real binary, real files, real signals, real terminals.
+//! The command as users run it: the real binary, real files, real signals, real terminals.
 //!
-//! One test binary, so that it links once; cases are in the modules by subject. Nothing here
-//! sleeps for an event that can be awaited: a bound that is reached is a failure.
+//! One test binary, so that it links once; the modules hold the cases by subject. No test sleeps
+//! for an event that it can await: a test that reaches a time limit fails.
 
 #[path = "cli/deadlock.rs"]
 mod deadlock;
@@ -19,12 +19,16 @@ mod input;
 mod lost;
 #[path = "cli/once.rs"]
 mod once;
+#[path = "cli/others.rs"]
+mod others;
 #[path = "cli/postgres.rs"]
 mod postgres;
 #[path = "cli/rate.rs"]
 mod rate;
 #[path = "cli/redis.rs"]
 mod redis;
+#[path = "cli/rights.rs"]
+mod rights;
 #[path = "cli/run.rs"]
 mod run;
 #[path = "cli/secrets.rs"]

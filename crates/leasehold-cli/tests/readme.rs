@@ -1,18 +1,18 @@
-//! The documentation is run: every shell block with the real command, and every link followed.
+//! Runs the documentation: every shell block with the real command. Also follows every link.
 //!
-//! What a fence line says decides what happens to its block:
+//! The fence line decides how the test treats a block:
 //!
 //! * `sh`: one script, run with `sh -eu`; `sh exits=N` expects that status.
-//! * `console`: a transcript. Lines with `$ ` are run (`> ` continues one), what stands below is
-//!   compared with what they print. A command whose status is not 0 is followed by `$ echo $?`.
-//! * `crontab`: the command of each line is run by `sh`.
-//! * any of them with `no-run`: not run, but counted and listed; `NOT_RUN` says which there are.
+//! * `console`: a transcript. The test runs lines with `$ ` (`> ` continues one), and compares
+//!   their output with the lines below. `$ echo $?` follows a command whose status is not 0.
+//! * `crontab`: `sh` runs the command of each line.
+//! * any of them with `no-run`: not run, but counted; `NOT_RUN` lists all of these.
 //!
-//! Each block has a fresh home, so it starts with an empty default store. Programs written as
-//! `./NAME` stand for the reader's own; they are there, and do nothing. When output is compared,
-//! numbers with something around them (durations, process ids, handles) are masked, and so is the
-//! width of columns; `…` at the end of a line stands for any rest of it, alone on a line for any
-//! rest of the output.
+//! Each block has a new home, so it starts with an empty default store. The blocks of the tutorial
+//! share one home, like the home of its reader. Programs written as `./NAME` stand for the reader's
+//! own; they exist, and do nothing. Before the test compares output, it masks the width of columns,
+//! and numbers with something around them (durations, process ids, handles). `…` at the end of a
+//! line stands for any rest of it. A line with only `…` stands for any rest of the output.
 
 use std::collections::BTreeSet;
 use std::io::Read as _;
@@ -23,14 +23,15 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// Reached only when something is broken.
+/// Only a broken test reaches this limit.
 const BOUND: Duration = Duration::from_secs(60);
 
-/// The blocks that cannot be run here, by a line of theirs: they build or test the whole project.
-const NOT_RUN: [&str; 3] = [
-    "cargo run --release -- run hello -- echo \"one at a time\"",
+/// The blocks that cannot run here, by one of their lines: they build or test the whole project.
+const NOT_RUN: [&str; 4] = [
+    "cargo run -- run hello -- echo \"one at a time\"",
     "cargo xtask test",
     "cargo install --path crates/leasehold-cli",
+    "cargo new payment",
 ];
 
 /// The home of the reader, as the documentation writes it.
@@ -45,8 +46,23 @@ fn the_readme_can_be_followed() {
 }
 
 #[test]
-fn the_guide_can_be_followed() {
-    run_blocks("docs/guide.md");
+fn the_tutorial_can_be_followed_from_top_to_bottom() {
+    run_blocks_in("docs/tutorial.md", Some(&Home::new()));
+}
+
+#[test]
+fn the_how_to_pages_can_be_followed() {
+    let pages = pages();
+    let pages: Vec<_> = pages.iter().filter(|page| page.starts_with("docs/how-to/")).collect();
+    assert!(pages.len() >= 10, "pages were found at all");
+    for page in pages {
+        run_blocks(page);
+    }
+}
+
+#[test]
+fn the_reference_of_the_library_can_be_followed() {
+    run_blocks("docs/library.md");
 }
 
 #[test]
@@ -55,9 +71,45 @@ fn the_reference_of_the_command_can_be_followed() {
 }
 
 #[test]
-fn the_pages_of_the_engines_can_be_followed() {
-    run_blocks("docs/engines/memory.md");
-    run_blocks("docs/engines/sqlite.md");
+fn the_other_pages_can_be_followed() {
+    let own = ["README.md", "docs/tutorial.md", "docs/library.md", "docs/cli.md"];
+    let pages = pages();
+    let others = pages
+        .iter()
+        .filter(|page| !own.contains(&page.as_str()) && !page.starts_with("docs/how-to/"));
+    let ran: usize = others.map(|page| run_blocks(page)).sum();
+    assert!(ran >= 8, "blocks were found at all");
+}
+
+#[test]
+fn the_picture_shows_what_the_command_prints() {
+    let picture = read("docs/demo.svg");
+    assert!(!picture.contains("animat"), "it is readable at once");
+    let lines: Vec<String> = picture.lines().filter_map(text_of_picture).collect();
+    let (first, rest) = lines.split_first().expect("the picture has text");
+    // The first shell is at work while the second one asks.
+    let first = first.replace("./deploy.sh", "sleep 3 &");
+    let text = format!("{first}\n$ sleep 1\n{}\n", rest.join("\n"));
+    let home = Home::new();
+    home.stand_in_for_programs(&text);
+    replay(&home, &steps(&text)).unwrap_or_else(|failure| panic!("{failure}"));
+    assert_eq!(rest.len(), 6, "all of it was compared");
+}
+
+#[test]
+fn no_rust_of_a_page_has_hidden_lines() {
+    let mut hidden = Vec::new();
+    for page in pages() {
+        let mut in_rust = false;
+        for (index, line) in read(&page).lines().enumerate() {
+            if let Some(info) = line.trim_start().strip_prefix("```") {
+                in_rust = info.starts_with("rust");
+            } else if in_rust && (line == "#" || line.starts_with("# ")) {
+                hidden.push(format!("{page}:{}: {line}", index + 1));
+            }
+        }
+    }
+    assert!(hidden.is_empty(), "a reader sees these lines: {}", hidden.join("\n"));
 }
 
 #[test]
@@ -66,7 +118,8 @@ fn the_two_commands_of_the_readme_are_there_word_for_word() {
     for command in &NOT_RUN[..2] {
         assert!(readme.lines().any(|line| line == *command), "{command}");
     }
-    // What makes them work in a fresh checkout: one default package with one program, an alias.
+    // These settings make them work in a new checkout: one default package with one program, an
+    // alias.
     let members = "default-members = [\"crates/leasehold-cli\"]";
     assert!(read("Cargo.toml").contains(members));
     assert!(read(".cargo/config.toml").contains("xtask = \"run --quiet --package xtask --\""));
@@ -81,7 +134,10 @@ fn every_command_of_the_help_is_in_the_reference() {
     assert_eq!(status, 0);
     let reference = read("docs/cli.md");
     let commands = help.lines().skip_while(|line| *line != "Commands:").skip(1);
-    let commands = commands.map_while(|line| line.split_whitespace().next());
+    let commands = commands.take_while(|line| !line.is_empty());
+    // A line that continues a description is indented further.
+    let commands = commands.filter_map(|line| line.strip_prefix("  ")?.split(' ').next());
+    let commands = commands.filter(|command| !command.is_empty());
     let mut count = 0;
     for command in commands.filter(|command| *command != "help") {
         let heading = format!("\n## {command}\n");
@@ -113,10 +169,13 @@ fn every_relative_link_leads_somewhere() {
 }
 
 #[test]
-fn every_test_that_the_safety_pages_name_exists() {
+fn every_test_that_the_pages_name_exists() {
     let mut sources = String::new();
     collect_sources(&root().join("crates"), &mut sources);
-    let pages = read("docs/safety.md") + &read("docs/engines/postgres.md");
+    let faults = read("docs/faults.md");
+    let pages = read("docs/safety.md")
+        + &faults
+        + &read("docs/decisions/0001-messages-that-may-be-late.md");
     let named = pages.split('`').skip(1).step_by(2);
     let tests: BTreeSet<&str> = named.filter(|word| is_test_name(word)).collect();
     let missing: Vec<&&str> =
@@ -152,7 +211,13 @@ struct Step {
 }
 
 #[track_caller]
-fn run_blocks(page: &str) {
+fn run_blocks(page: &str) -> usize {
+    run_blocks_in(page, None)
+}
+
+/// Runs the blocks of a page, in this home or each in one of its own, and returns how many ran.
+#[track_caller]
+fn run_blocks_in(page: &str, home: Option<&Home>) -> usize {
     let mut failures = Vec::new();
     let (mut ran, mut not_run) = (0, Vec::new());
     for block in blocks(page) {
@@ -164,16 +229,18 @@ fn run_blocks(page: &str) {
             continue;
         }
         ran += 1;
-        if let Err(failure) = run(&block) {
+        let fresh = home.is_none().then(Home::new);
+        let home = home.or(fresh.as_ref()).expect("one of them is there");
+        if let Err(failure) = run(&block, home) {
             failures.push(format!("{at}: {failure}\n{}", block.text));
         }
     }
     println!("{page}: {ran} blocks run, {} not run: {}", not_run.len(), not_run.join(", "));
     assert!(failures.is_empty(), "{}", failures.join("\n\n"));
+    ran
 }
 
-fn run(block: &Block) -> Result<(), String> {
-    let home = Home::new();
+fn run(block: &Block, home: &Home) -> Result<(), String> {
     home.stand_in_for_programs(&block.text);
     match block.kind {
         Kind::Script => {
@@ -188,7 +255,7 @@ fn run(block: &Block) -> Result<(), String> {
             }
             Ok(())
         }
-        Kind::Transcript => replay(&home, &steps(&block.text)),
+        Kind::Transcript => replay(home, &steps(&block.text)),
     }
 }
 
@@ -199,8 +266,8 @@ fn expect_status(expected: i32, status: i32, output: &str) -> Result<(), String>
     }
 }
 
-/// Waits until so many claims are in line. A reader's machine has started what is in the
-/// background when he has slept; a busy one may need longer.
+/// Waits until `count` claims are in line. A busy machine may start background commands later than
+/// the sleep of the transcript.
 const IN_LINE: &str = "in_line() {
     for _ in $(seq 200); do
         [ \"$(leasehold list 2>&1 | grep -c -e ' held ' -e ' waits ')\" -ge \"$1\" ] && return 0
@@ -258,8 +325,8 @@ fn compare(expected: &[String], printed: &str) -> Result<(), String> {
     }
 }
 
-/// A line without what differs from run to run: words with digits among other characters, the
-/// width of columns, and in JSON all numbers. Fences and statuses stay.
+/// A line without the parts that differ from run to run. These are words with digits among other
+/// characters, the width of columns, and all numbers in JSON. Fences and statuses stay.
 fn masked(line: &str) -> String {
     let json = line.starts_with(['{', '[']);
     let mut masked = String::new();
@@ -279,7 +346,7 @@ fn masked(line: &str) -> String {
     masked.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// The commands of a transcript, with what they print and the status they end with.
+/// The commands of a transcript, with their output and status.
 fn steps(text: &str) -> Vec<Step> {
     let mut steps: Vec<Step> = Vec::new();
     for line in text.lines() {
@@ -303,6 +370,15 @@ fn steps(text: &str) -> Vec<Step> {
         }
     }
     steps
+}
+
+/// The text of a line of the picture, if it is a command, its result or a message.
+fn text_of_picture(line: &str) -> Option<String> {
+    let text = ["command", "result", "message"]
+        .iter()
+        .find_map(|class| line.strip_prefix(&format!("<text class=\"{class}\"")))?;
+    let (_, text) = text.strip_suffix("</text>")?.split_once('>')?;
+    Some(text.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&"))
 }
 
 fn blocks(page: &str) -> Vec<Block> {
@@ -329,7 +405,7 @@ fn blocks(page: &str) -> Vec<Block> {
     blocks
 }
 
-/// A block that is ours to run, by its fence line.
+/// The block that the fence line begins, if this test runs it.
 fn begin(page: &str, line: usize, info: &str) -> Option<Block> {
     let mut words = info.split_whitespace();
     let kind = match words.next() {
@@ -368,19 +444,22 @@ impl Home {
         Self { folder }
     }
 
-    /// Puts something at every `./NAME`.
+    /// Puts a program at every `./NAME`.
     fn stand_in_for_programs(&self, text: &str) {
         let is_end = |c: char| c.is_whitespace() || matches!(c, '\'' | '"' | ';' | ')' | '`');
         let words = text.split("./").skip(1).filter_map(|rest| rest.split(is_end).next());
         for program in words.filter(|word| !word.is_empty()) {
             let path = self.folder.join(program);
+            if path.exists() {
+                continue;
+            }
             std::fs::write(&path, "#!/bin/sh\n").expect("room for a script");
             let executable = std::fs::Permissions::from_mode(0o755);
             std::fs::set_permissions(&path, executable).expect("it is our file");
         }
     }
 
-    /// Runs a script to its end; its status and all it printed.
+    /// Runs a script to its end; returns its status and all its output.
     fn run(&self, script: &str) -> (i32, String) {
         let path = std::env::var("PATH").unwrap_or_default();
         let path = format!("{}:{path}", self.folder.join("bin").display());
@@ -402,7 +481,7 @@ impl Home {
             .stderr(writer)
             .process_group(0);
         let mut child = command.spawn().expect("a shell");
-        // Closes our ends of the pipe, so that reading ends when the script does.
+        // Closes this process's ends of the pipe, so that reading ends when the script does.
         drop(command);
         let output = std::thread::spawn(move || {
             let mut output = Vec::new();
@@ -422,8 +501,21 @@ impl Home {
         };
         let status = status.code().unwrap_or_else(|| -status.signal().unwrap_or(0));
         let output = output.join().expect("it only reads");
-        (status, output.replace(&self.folder.display().to_string(), HOME))
+        let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+        let output = output.replace(&format!("\"host\":\"{host}\""), "\"host\":\"web1\"");
+        let output = output.replace(&self.folder.display().to_string(), HOME);
+        (status, without_words_to_root(&output))
     }
+}
+
+/// The output for a reader who is not root. The user that runs the tests may be root.
+fn without_words_to_root(output: &str) -> String {
+    let mut parts = output.split("leasehold: this lock excludes root's");
+    let mut text = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        text.push_str(part.split_once('\n').map_or("", |(_, rest)| rest));
+    }
+    text
 }
 
 impl Drop for Home {
@@ -448,7 +540,7 @@ fn read(page: &str) -> String {
     std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{page}: {error}"))
 }
 
-/// Whether a word is the name of a test: facts have many words.
+/// Whether a word is the name of a test: such a name has many words.
 fn is_test_name(word: &str) -> bool {
     let is_snake = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
     word.chars().all(is_snake) && word.matches('_').count() >= 3
@@ -465,10 +557,19 @@ fn collect_sources(folder: &Path, sources: &mut String) {
     }
 }
 
-/// Every page for people, relative to the root.
+/// Every page for people and for agents, relative to the root.
 fn pages() -> BTreeSet<String> {
-    let mut pages = BTreeSet::new();
-    for folder in ["", "docs/", "docs/engines/"] {
+    let mut pages = BTreeSet::from(["docs/llms.txt".to_owned()]);
+    let folders = [
+        "",
+        "deploy/",
+        "docs/",
+        "docs/decisions/",
+        "docs/engines/",
+        "docs/how-to/",
+        "skills/leasehold/",
+    ];
+    for folder in folders {
         let files = std::fs::read_dir(root().join(folder)).expect("a folder of the project");
         let names = files.flatten().map(|file| file.file_name().to_string_lossy().into_owned());
         pages.extend(
@@ -518,7 +619,7 @@ fn follow(page: &str, link: &str) -> Result<(), String> {
     }
 }
 
-/// The anchor that a heading gets.
+/// The fragment id of a heading.
 fn heading(line: &str) -> Option<String> {
     let text = line.strip_prefix('#')?.trim_start_matches('#').strip_prefix(' ')?;
     let kept = text.chars().filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_'));

@@ -4,16 +4,20 @@
 use std::time::Duration;
 
 use leasehold::Name;
-use leasehold::claim::{Claim, ClaimKey, Holder, Mode, Note, Renewal, Token, Ttl};
+use leasehold::claim::{Claim, ClaimKey, Holder, Mode, Note, Renewal, Token};
 
-/// Far beyond every test, so that what is held does not end by itself.
+/// Far beyond every test, so that no claim ends by itself.
 const LONG: Duration = Duration::from_secs(300);
 
-/// An exclusive claim of somebody new, which joins the line, with the patience that clients have.
+/// How long a claim keeps its place without a heartbeat. It is longer than a quick test on a busy
+/// machine, and short enough for a session that a ZooKeeper server allows by default.
+const PATIENCE: Duration = Duration::from_secs(25);
+
+/// An exclusive claim of a new holder, which joins the line.
 ///
 /// # Panics
 ///
-/// If that is no name.
+/// If `name` is not a valid name.
 pub fn claim(name: &str) -> Claim {
     Claim {
         key: ClaimKey { name: Name::new(name).expect("a good name"), token: Token::random() },
@@ -21,7 +25,7 @@ pub fn claim(name: &str) -> Claim {
         holder: Holder::fresh(),
         note: Note::default(),
         ttl: LONG,
-        patience: Ttl::DEFAULT.patience(),
+        patience: PATIENCE,
         join: true,
     }
 }

@@ -1,6 +1,6 @@
 //! Certificates for servers and clients, from an authority that lives as long as the test.
 //!
-//! Which server uses them, and how, is left to `servers`; which client, to the tests.
+//! The `servers` module decides which server uses them and how; the tests decide which client does.
 
 use std::fmt::Display;
 use std::fs::{self, OpenOptions};
@@ -22,7 +22,7 @@ use crate::programs::User;
 /// The name in the client's certificate.
 pub const CLIENT_NAME: &str = "leasehold";
 
-/// What servers of the harness are reached by.
+/// The names by which clients reach servers of the harness.
 const NAMES: [&str; 2] = ["127.0.0.1", "localhost"];
 
 const CA: &str = "ca.pem";
@@ -45,7 +45,7 @@ pub struct Certificates {
 #[derive(Clone, Debug)]
 pub(crate) struct Tls {
     pub(crate) certificates: Certificates,
-    /// Whether a client without a certificate is turned away.
+    /// Whether the server turns a client without a certificate away.
     pub(crate) mutual: bool,
 }
 
@@ -69,8 +69,8 @@ impl Certificates {
         Certificates::made(names, None, false)
     }
 
-    /// [`new`](Certificates::new), with a client's certificate that runs out after `life`, of which
-    /// the last second is a whole one.
+    /// [`new`](Certificates::new), with a client's certificate that runs out after `life`. The last
+    /// second of `life` is a whole one.
     pub fn with_client_valid_for(life: Duration) -> Result<Certificates> {
         Certificates::made(&NAMES, Some(life), false)
     }
@@ -115,7 +115,7 @@ impl Certificates {
         self.file(CA)
     }
 
-    /// An authority that signed nothing: who trusts only this one must refuse.
+    /// An authority that signed nothing: a client that trusts only this one must refuse.
     pub fn other_ca(&self) -> PathBuf {
         self.file(OTHER_CA)
     }
@@ -140,7 +140,8 @@ impl Certificates {
         self.file(SERVER_KEY)
     }
 
-    /// Copies what a server needs into its folder; PostgreSQL insists that the key is its user's.
+    /// Copies what a server needs into its folder; PostgreSQL insists that its own user owns the
+    /// key.
     pub(crate) fn copy_to(&self, folder: &Path, user: Option<User>) -> Result<ServerFiles> {
         let copy = |name: &str| -> Result<PathBuf> {
             let to = folder.join(name);
@@ -210,7 +211,7 @@ fn failed(error: impl Display) -> Error {
     Error::Io { doing: "make a certificate".to_owned(), source }
 }
 
-/// Keys are for their owner only, and servers refuse others.
+/// Only their owner can read the keys; servers refuse others.
 fn write(path: &Path, text: &str) -> Result<()> {
     let doing = || format!("write {}", path.display());
     let mut file = OpenOptions::new()
@@ -229,7 +230,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
     use std::process::Command;
 
-    /// Asks OpenSSL, which made none of this.
+    /// Asks OpenSSL, which made none of these files.
     fn verifies(authority: &Path, certificate: &Path, more: &[&str]) -> bool {
         let mut command = Command::new("openssl");
         command.arg("verify").args(more).arg("-CAfile").args([authority, certificate]);

@@ -2,13 +2,13 @@
  * Moves or stops the wall clock of a program that is started with this in LD_PRELOAD.
  *
  * LH_CLOCK_FILE names a file of 8 bytes, an int64 of this machine: twice a number of microseconds,
- * plus one when the clock stands still. A clock that runs shows the true time and that number; one
- * that stands shows that number since 1970. Mode and number are in one word, so that nobody reads
- * the mode of one setting with the number of another.
+ * plus one when the clock stands still. A clock that runs shows the true time plus that number; one
+ * that stands shows that number since 1970. Mode and number are in one word, so that a reader never
+ * gets the mode of one setting with the number of another.
  *
- * The file is mapped at the start, so that a write to it moves the clock at once. Monotonic clocks
- * stay. Programs that ask the kernel without the C library, those in Go for instance, are not
- * reached.
+ * The library maps the file at the start, so that a write to it moves the clock at once. Monotonic
+ * clocks stay as they are. The library does not reach programs that ask the kernel without the C
+ * library, for example those in Go.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -49,7 +49,7 @@ int clock_gettime(clockid_t clock, struct timespec *now) {
     if (result == 0 && (clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE)) {
         int64_t setting = __atomic_load_n(word, __ATOMIC_ACQUIRE);
         if (setting & 1) *now = (struct timespec){0};
-        /* gcc shifts the sign in, as we need it to for a clock that is behind. */
+        /* gcc shifts the sign in, which a clock that is behind needs. */
         add(now, setting >> 1);
     }
     return result;

@@ -1,8 +1,8 @@
 //! Moving and stopping the wall clock of a server while it runs.
 //!
-//! A small C library (`clock.c`) is put before the server's own; it reads a setting from a mapped
-//! file. Monotonic clocks stay as they are. Redis, PostgreSQL and Java are reached; etcd is not,
-//! because Go asks the kernel without the C library.
+//! A small C library (`clock.c`) is loaded before the server's own C library; it reads a setting
+//! from a mapped file. Monotonic clocks stay as they are. It reaches Redis, PostgreSQL and Java. It
+//! does not reach etcd, because Go asks the kernel without the C library.
 
 use std::fs::{self, File, Permissions};
 use std::io;
@@ -25,22 +25,22 @@ const SOURCE: &str = include_str!("clock.c");
 /// A wall clock for servers, which the test moves and stops.
 ///
 /// Give [`environment`](Clock::environment) to a server's options, and keep the clock as long as
-/// the server. A setting counts from the moment its call returns: a request that is sent after
-/// that is answered by the new time.
+/// the server. A setting counts from the moment its call returns: the server answers every later
+/// request by the new time.
 ///
 /// # A clock that stands still
 ///
 /// With [`freeze`](Clock::freeze) and [`advance`](Clock::advance) a test knows to the microsecond
-/// what time the server sees. What follows from that:
+/// what time the server sees. It follows that:
 ///
 /// - Redis 7.0 reads the clock when it begins a command or script, and counts expiry by that
 ///   reading. No `PING` is needed first. It also removes expired keys on its own, ten times a
 ///   second by a monotonic clock, but only those that the shown time has expired. A key with
 ///   `PX 1000` is still there after exactly 1000 ms, with a `PTTL` of 0, and gone after 1001.
-/// - What waits for the wall clock waits for ever: in Redis the time limits of blocking commands,
-///   of `CLIENT PAUSE`, and all of Sentinel and Cluster; in PostgreSQL `pg_sleep`,
-///   `statement_timeout`, `lock_timeout`, `deadlock_timeout` and the idle ones. Freeze single
-///   servers only.
+/// - Every wait for the wall clock lasts for ever while it stands still. In Redis these are the
+///   time limits of blocking commands and of `CLIENT PAUSE`, and all of Sentinel and Cluster. In
+///   PostgreSQL they are `pg_sleep`, `statement_timeout`, `lock_timeout`, `deadlock_timeout` and
+///   the idle ones. Freeze single servers only.
 #[derive(Debug)]
 pub struct Clock {
     library: PathBuf,
@@ -50,7 +50,7 @@ pub struct Clock {
     _folder: Folder,
 }
 
-/// What the clock shows, in microseconds.
+/// How the clock runs; numbers are microseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Setting {
     /// It runs, that much ahead of the true time.
@@ -116,14 +116,14 @@ impl Clock {
 
     /// Stops the clock at an instant, given as the time since 1970.
     ///
-    /// What is less than a microsecond is cut off.
+    /// Fractions of a microsecond are cut off.
     pub fn freeze_at(&self, since_epoch: Duration) {
         self.change(|_| Setting::Frozen(micros(since_epoch)));
     }
 
     /// Moves the clock by exactly that much, whether it runs or stands still.
     ///
-    /// What is less than a microsecond is cut off.
+    /// Fractions of a microsecond are cut off.
     pub fn advance(&self, by: Duration) {
         self.change(|setting| match setting {
             Setting::Ahead(ahead) => Setting::Ahead(ahead.saturating_add(micros(by))),
@@ -149,7 +149,8 @@ impl Clock {
     }
 
     fn setting(&self) -> MutexGuard<'_, Setting> {
-        // A setting is replaced as a whole: a panic elsewhere leaves the old one or the new one.
+        // Each change replaces the whole setting: after a panic elsewhere it is the old one or the
+        // new one.
         self.setting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -191,8 +192,8 @@ fn duration(us: i64) -> Duration {
 
 /// The file's 8 bytes, mapped.
 ///
-/// A `write` would do for one server most of the time, but only an atomic store makes sure that a
-/// reader never sees half of the old word and half of the new one.
+/// A `write` works for one server most of the time. But only with an atomic store does a reader
+/// never see half of the old word and half of the new one.
 #[derive(Debug)]
 struct Word {
     mapped: NonNull<AtomicI64>,
@@ -210,13 +211,13 @@ impl Word {
     }
 
     fn store(&self, word: i64) {
-        // SAFETY: a mapping starts at a page, so it is aligned; it stays until the drop; and
-        // other processes read it with atomic loads only.
+        // SAFETY: a mapping starts at a page, so it is aligned. It stays until the drop. Other
+        // processes read it with atomic loads only.
         unsafe { self.mapped.as_ref() }.store(word, Ordering::SeqCst);
     }
 }
 
-// SAFETY: the mapping belongs to no thread, and what is in it is an atomic.
+// SAFETY: the mapping belongs to no thread, and it holds an atomic.
 unsafe impl Send for Word {}
 // SAFETY: as above.
 unsafe impl Sync for Word {}
@@ -256,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn frozen_clock_shows_the_given_instant_and_moves_only_when_told() {
+    fn frozen_clock_shows_the_given_instant_until_it_is_advanced() {
         let clock = Clock::new().unwrap();
         clock.freeze_at(Duration::new(1_000_000_000, 999_999_999));
         assert_eq!(date(&clock, "+%s.%N"), "1000000000.999999000");

@@ -1,4 +1,4 @@
-//! An observer that writes down what a client tells of the clocks of its store.
+//! An observer that writes down what a client reports about the clocks of its store.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use leasehold::clock::remote::{ClockTrouble, Shift};
 use leasehold::observe::{Measure, Observer};
 
-/// What was told of clocks, and of which servers. Clones are the same diary.
+/// The reports about clocks, with their servers. Clones share one diary.
 #[derive(Debug, Clone, Default)]
 pub struct ClockDiary(Arc<Mutex<Pages>>);
 
@@ -32,12 +32,12 @@ impl Observer for ClockDiary {
 }
 
 impl ClockDiary {
-    /// Everything that was told, in order.
+    /// All reports, in order.
     pub fn entries(&self) -> Vec<(String, ClockTrouble)> {
         self.lock().entries.clone()
     }
 
-    /// How many renewals were answered, those of waiting claims among them.
+    /// How many renewals were answered, including those of waiting claims.
     pub fn renewals(&self) -> usize {
         self.lock().renewals
     }

@@ -5,7 +5,7 @@ use leasehold::engine::Level;
 
 use crate::waiting::soon;
 
-/// What is found about something, once for each finding: how bad it is, and the text.
+/// The findings about a subject: the level and the text of each.
 pub async fn found(url: &str, subject: &str) -> Vec<(Level, String)> {
     let client = soon("a client", connect(url)).await.expect("the store opens");
     let findings = soon("findings", client.examine()).await.expect("an answer");

@@ -1,4 +1,4 @@
-//! What can go wrong in the harness itself.
+//! Failures of the harness itself.
 //!
 //! Failures of the code under test are not here: tests state those with assertions.
 
@@ -11,7 +11,7 @@ use std::time::Duration;
 /// The result of a harness call.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// A failure of the harness; the message says what to do where something can be done.
+/// A failure of the harness; the message says what to do about it, where possible.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -21,7 +21,7 @@ pub enum Error {
          which `cargo xtask setup` installs"
     )]
     MissingProgram {
-        /// The program or file that was looked for.
+        /// The program or file that is missing.
         program: String,
         /// The Debian package that has it.
         package: &'static str,
@@ -53,9 +53,9 @@ pub enum Error {
     NotReady {
         /// The server's name.
         server: String,
-        /// How long it was given.
+        /// How long the harness waited.
         waited: Duration,
-        /// What the last check said.
+        /// The answer to the last check.
         last: String,
         /// The end of its log.
         log: String,
@@ -82,24 +82,24 @@ pub enum Error {
     Refused {
         /// The server's name.
         server: String,
-        /// What was asked.
+        /// The request.
         request: String,
-        /// What it said.
+        /// The server's answer.
         answer: String,
     },
 
-    /// Something that was awaited did not happen.
+    /// An awaited event did not happen.
     #[error("waited {waited:?} for {what}; {seen}")]
     TimedOut {
-        /// What was awaited.
+        /// The awaited event.
         what: String,
         /// How long.
         waited: Duration,
-        /// What was there instead.
+        /// The state at the end of the wait.
         seen: String,
     },
 
-    /// The system does not let a process be traced, which is how its disk is stalled.
+    /// The system does not let a process be traced, which is how the harness stalls its disk.
     #[error(
         "cannot stall the disk of process {pid}: {reason}; run the tests as root, or let users \
          trace their own processes with `sysctl kernel.yama.ptrace_scope=0`; a container also \
@@ -108,28 +108,29 @@ pub enum Error {
     MayNotTrace {
         /// The process.
         pid: u32,
-        /// What `strace` said.
+        /// The message of `strace`.
         reason: String,
     },
 
     /// The operating system refused something.
     #[error("cannot {doing}: {source}")]
     Io {
-        /// What was tried.
+        /// The attempted action.
         doing: String,
         /// The system's reason.
         source: io::Error,
     },
 }
 
-/// The message itself: tests unwrap, and what they print should be readable, logs above all.
+/// Prints the message itself: tests unwrap, so the text they print should be readable, logs above
+/// all.
 impl fmt::Debug for Error {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, formatter)
     }
 }
 
-/// Adds what was tried to a system error.
+/// Adds the attempted action to a system error.
 pub(crate) trait Doing<T> {
     fn doing(self, what: impl FnOnce() -> String) -> Result<T>;
 }

@@ -1,10 +1,10 @@
-//! Temporary folders that are removed, if not by their owner then by a later test process.
+//! Temporary folders that are removed by their owner, or else by a later test process.
 //!
-//! Dropping a folder removes it. A test process that is killed, or that keeps a server in a static,
-//! drops nothing; each process therefore starts by removing folders whose owner is gone. The owner
-//! holds a lock on a file inside, which the kernel releases when the process ends.
+//! Dropping a folder removes it. A test process that is killed drops nothing, and neither does one
+//! that keeps a server in a static. So each process starts by removing folders whose owner is gone.
+//! The owner holds a lock on a file inside. The kernel releases that lock when the process ends.
 //!
-//! Ending the processes that use a folder is left to `servers` and `worker`.
+//! The `servers` and `worker` modules end the processes that use a folder.
 
 use std::fs::{self, File, Permissions};
 use std::io;
@@ -21,7 +21,7 @@ use crate::process::POLL;
 const PREFIX: &str = "leasehold-test-";
 const LOCK: &str = ".owner";
 
-/// A server that got its death signal is gone within a few milliseconds.
+/// A server that received its death signal is gone within a few milliseconds.
 const REMOVE_ATTEMPTS_MAX: usize = 20;
 
 /// The folder inside in which PostgreSQL keeps its data.
@@ -46,10 +46,9 @@ impl Folder {
                 .permissions(Permissions::from_mode(0o700))
                 .tempdir_in(&parent);
             let folder = folder.doing(|| format!("create a folder in {}", parent.display()))?;
-            let owner = File::create(folder.path().join(LOCK))
-                .doing(|| format!("create a lock file in {}", folder.path().display()))?;
-            // Another process may be sweeping, and has the lock already: leave the folder to it.
-            if owner.try_lock().is_ok() {
+            let path = folder.path().join(LOCK);
+            let owner = File::create(&path).doing(|| format!("create `{}`", path.display()))?;
+            if is_owned(&owner, &path) {
                 return Ok(Folder { folder, _owner: owner });
             }
         }
@@ -58,6 +57,14 @@ impl Folder {
     pub(crate) fn path(&self) -> &Path {
         self.folder.path()
     }
+}
+
+/// Takes the lock of a new folder; false if another process takes the folder for an orphan.
+///
+/// That process keeps the lock until it has removed the folder. Then the lock is free again, but
+/// the file is gone.
+fn is_owned(owner: &File, path: &Path) -> bool {
+    owner.try_lock().is_ok() && path.exists()
 }
 
 impl Drop for Folder {
@@ -71,7 +78,8 @@ pub fn remove_orphans() {
     sweep(&std::env::temp_dir());
 }
 
-/// Removes the folders whose owner is gone. What cannot be removed belongs to another user.
+/// Removes the folders whose owner is gone. A folder that cannot be removed belongs to another
+/// user.
 fn sweep(parent: &Path) {
     for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
         let path = entry.path();
@@ -86,7 +94,7 @@ fn sweep(parent: &Path) {
     }
 }
 
-/// The owner's servers may still be ending, and write while their folder is removed: try again.
+/// The owner's servers may still be ending, and may write to the folder: try again.
 fn remove(path: &Path) {
     for _ in 0..REMOVE_ATTEMPTS_MAX {
         match fs::remove_dir_all(path) {
@@ -98,9 +106,9 @@ fn remove(path: &Path) {
     }
 }
 
-/// Removes the piece of shared memory that a killed PostgreSQL leaves behind, of which a machine
-/// has a few thousand. Its number is the second word of line 7 of `postmaster.pid`, which a server
-/// that ended cleanly has removed.
+/// Removes the shared memory segment that a killed PostgreSQL leaves behind; a machine has a few
+/// thousand of them. Its number is the second word of line 7 of `postmaster.pid`. A server that
+/// ended cleanly has removed that file.
 fn remove_shared_memory(folder: &Path) {
     let file = folder.join(POSTGRES_DATA).join("postmaster.pid");
     let Ok(text) = fs::read_to_string(file) else { return };
@@ -130,6 +138,19 @@ mod tests {
         assert!(!orphan.exists());
         assert!(stranger.exists());
         assert!(owned.path().exists());
+    }
+
+    #[test]
+    fn folder_that_a_sweep_removed_before_it_was_locked_is_not_owned() {
+        let parent = tempfile::tempdir().unwrap();
+        let path = parent.path().join(format!("{PREFIX}new"));
+        fs::create_dir(&path).unwrap();
+        let lock = path.join(LOCK);
+        let owner = File::create(&lock).unwrap();
+        sweep(parent.path());
+        assert!(!is_owned(&owner, &lock));
+        fs::create_dir(&path).unwrap();
+        assert!(is_owned(&File::create(&lock).unwrap(), &lock));
     }
 
     #[test]

@@ -8,14 +8,15 @@
 //! - [`clock`] moves and stops the wall clock of a server.
 //! - [`stall`] stalls the disk of a process.
 //! - [`certificates`] makes a private authority and what it signs.
-//! - [`waiting`] awaits events, with a limit that only a test which hangs reaches.
-//! - [`doctor`] asks what is found in a store.
+//! - [`waiting`] awaits events, with a limit that only a hanging test reaches.
+//! - [`doctor`] asks for the findings about a store.
 //! - [`bare`] makes claims for an engine itself, and [`Renewals`] counts what a keeper does.
+//! - [`PartVerbs`] asks an engine's parts without a client.
 //! - [`conformance`] is the suite that every engine passes.
 //!
 //! Nothing outlives the test process: children get `SIGKILL` when it ends, however it ends. A
-//! missing server is an error that names the Debian package, never a reason to skip a test.
-//! What is tested, and with which client, is left to the tests.
+//! missing server is an error that names the Debian package, never a reason to skip a test. The
+//! tests decide what they test, and with which client.
 //!
 //! ```no_run
 //! # async fn example() -> Result<(), leasehold_testkit::Error> {
@@ -29,7 +30,7 @@
 //! # }
 //! ```
 
-#![warn(missing_docs, missing_debug_implementations, unreachable_pub)]
+#![warn(missing_docs)]
 
 pub mod bare;
 pub mod certificates;
@@ -39,12 +40,15 @@ mod diary;
 pub mod doctor;
 pub mod error;
 mod folder;
+pub mod fork;
+mod part_verbs;
 pub mod peer;
 pub mod ports;
 pub mod process;
 mod programs;
 pub mod proxy;
 mod renewals;
+pub mod scheduling;
 pub mod servers;
 pub mod stall;
 pub mod waiting;
@@ -55,6 +59,7 @@ pub use clock::Clock;
 pub use diary::ClockDiary;
 pub use error::{Error, Result};
 pub use folder::remove_orphans;
+pub use part_verbs::PartVerbs;
 pub use peer::{Peer, PeerKind};
 pub use proxy::{AfterLoss, Direction, Proxy, Traffic};
 pub use renewals::Renewals;

@@ -1,7 +1,7 @@
-//! Locks of other packages, in processes of their own: what leasehold must exclude, and respect.
+//! Locks of other packages, in processes of their own. Leasehold must exclude and respect them.
 //!
 //! A peer runs one of the drivers in `interop` with the real package, as `cargo xtask setup`
-//! installs it. What is locked, and what follows from it, is left to the tests.
+//! installs it. The tests decide what to lock, and what must follow from it.
 
 use std::fmt;
 use std::fs;
@@ -13,14 +13,14 @@ use crate::error::{Error, Result};
 use crate::programs;
 use crate::worker::Worker;
 
-/// The packages' versions; `cargo xtask setup` leaves these texts, one after the other, as a stamp.
+/// The versions of the packages; `cargo xtask setup` writes these texts as a stamp, in this order.
 const PINS: &str = concat!(
     include_str!("../interop/requirements.txt"),
     include_str!("../interop/package.json"),
     include_str!("../interop/package-lock.json"),
 );
 
-/// A program that starts and an answer take less than a second; this is for a busy machine.
+/// A program starts and answers in less than a second; the rest is for a busy machine.
 const ANSWER_LIMIT: Duration = Duration::from_secs(30);
 
 /// A package that people take locks with.
@@ -49,8 +49,8 @@ pub enum PeerKind {
     KazooRead,
     /// `WriteLock` of kazoo, otherwise the same.
     KazooWrite,
-    /// `InterProcessMutex` of Curator on ZooKeeper. As kazoo's, without a ttl; and a peer that has
-    /// it gets it again.
+    /// `InterProcessMutex` of Curator on ZooKeeper. Like kazoo's, it has no ttl. A peer that holds
+    /// it can take it again.
     Curator,
 }
 
@@ -160,7 +160,7 @@ fn folder(beside: &str) -> PathBuf {
 pub struct Peer {
     kind: PeerKind,
     worker: Worker,
-    /// Answers to come. More than one after a caller stopped waiting for the first.
+    /// Unread answers. More than one after a caller stopped waiting for the first.
     owed: usize,
 }
 
@@ -168,7 +168,7 @@ impl Peer {
     /// Starts a peer on a server, or with [`PeerKind::Redlock`] on several.
     pub async fn spawn(kind: PeerKind, urls: &[&str]) -> Result<Peer> {
         let mut command = kind.command()?;
-        // An argument could be read by everybody on this machine, and may hold a password.
+        // Everybody on this machine can read an argument, and the url may hold a password.
         command.env("LEASEHOLD_PEER_URL", urls.join(","));
         let mut peer = Peer { kind, worker: Worker::spawn(command)?, owed: 1 };
         peer.answer("start", Duration::ZERO, ["ready", "ready"]).await?;
@@ -189,14 +189,14 @@ impl Peer {
     ///
     /// # Cancel safety
     ///
-    /// The request goes on when the caller stops waiting, here and with all requests below; the
-    /// next one is answered after it.
+    /// The request goes on when the caller stops waiting, here and with all requests below. The
+    /// peer answers the next request after it.
     pub async fn try_lock(&mut self, name: &str, ttl: Duration) -> Result<bool> {
         let request = format!("try {} {}", word(name), ttl.as_millis());
         self.ask(&request, Duration::ZERO, ["held", "busy"]).await
     }
 
-    /// Waits for a lock as the package does, at most for `wait`; false when that was in vain.
+    /// Waits for a lock as the package does, at most for `wait`; false when the wait was in vain.
     pub async fn lock(&mut self, name: &str, ttl: Duration, wait: Duration) -> Result<bool> {
         let request = format!("lock {} {} {}", word(name), ttl.as_millis(), wait.as_millis());
         self.ask(&request, wait, ["held", "timeout"]).await
@@ -214,21 +214,21 @@ impl Peer {
         self.ask(&request, Duration::ZERO, ["extended", "gone"]).await
     }
 
-    /// Writes a node of ZooKeeper, whosever it is; false when that is not allowed.
+    /// Writes a node of ZooKeeper that anybody may own; false when the server does not allow it.
     pub async fn write(&mut self, node: &str) -> Result<bool> {
         let request = format!("write {}", word(node));
         self.ask(&request, Duration::ZERO, ["written", "refused"]).await
     }
 
-    /// Lets everybody read a node of ZooKeeper and nobody do more; only kazoo's peers can. False
-    /// when that is not allowed.
+    /// Lets everybody read a node of ZooKeeper and nobody change it; only kazoo's peers can. False
+    /// when the server does not allow it.
     pub async fn seal(&mut self, node: &str) -> Result<bool> {
         let request = format!("seal {}", word(node));
         self.ask(&request, Duration::ZERO, ["sealed", "refused"]).await
     }
 
-    /// Tries once to take a lock, with the package's defaults for all but its name and holder; on
-    /// PostgreSQL, here and below.
+    /// Tries once to take a lock, with the package's defaults for all but its name and holder. This
+    /// and the following requests are for PostgreSQL.
     pub async fn take(&mut self, name: &str) -> Result<bool> {
         self.ask(&format!("take {}", word(name)), Duration::ZERO, ["held", "busy"]).await
     }
@@ -244,8 +244,7 @@ impl Peer {
         self.ask(&request, Duration::ZERO, ["held", "busy"]).await
     }
 
-    /// What the view of locks says about a name: holder, seconds from beginning to end, metadata;
-    /// or `free`.
+    /// The view of locks for a name: holder, seconds from beginning to end, metadata; or `free`.
     pub async fn see(&mut self, name: &str) -> Result<String> {
         let request = format!("see {}", word(name));
         self.worker.send_line(&request)?;
@@ -269,7 +268,8 @@ impl Peer {
         self.answer(request, wait, answers).await
     }
 
-    /// Reads the answer to the last request, which is the first of two words or the second.
+    /// Reads the answer to the last request. It is the first of the two words in `answers` or the
+    /// second.
     async fn answer(&mut self, request: &str, wait: Duration, answers: [&str; 2]) -> Result<bool> {
         let line = self.line(wait).await?;
         if let Some(which) = answers.iter().position(|answer| *answer == line) {

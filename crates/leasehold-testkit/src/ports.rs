@@ -1,12 +1,11 @@
 //! Free loopback ports that no other test process takes at the same time.
 //!
 //! A port is reserved under a name in the kernel's abstract socket namespace, which other users of
-//! this module see, and tested by binding it, which shows everybody else. A program outside that
-//! takes the port in the moment before the server binds it makes the server end early; starting
-//! again on other ports is left to `servers`.
+//! this module see. Binding the port tests it, and shows other programs that it is in use. Another
+//! program may take the port just before the server binds it. Then the server ends early, and
+//! `servers` starts it again on other ports.
 
 use std::hash::{BuildHasher, RandomState};
-use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr as UnixAddress, UnixListener};
@@ -30,15 +29,30 @@ pub struct Port {
 impl Port {
     /// Reserves a free port.
     pub fn reserve() -> Result<Port> {
+        Ok(Port::listen()?.0)
+    }
+
+    /// Reserves a free port and listens on it.
+    ///
+    /// Binding the port a second time could fail. A process that another thread starts meanwhile
+    /// has a copy of the first listener until it runs its program.
+    pub(crate) fn listen() -> Result<(Port, TcpListener)> {
         let count = u32::from(LAST - FIRST) + 1;
         for _ in 0..count {
             let offset = next_offset() % count;
             let number = FIRST + u16::try_from(offset).expect("the range is within u16");
-            if let Some(reservation) = reserve(number).filter(|_| is_free(number)) {
-                return Ok(Port { number, _reservation: reservation });
+            if let Some(reserved) = Port::listen_on(number) {
+                return Ok(reserved);
             }
         }
         Err(Error::NoFreePort { first: FIRST, last: LAST })
+    }
+
+    /// Reserves this port and listens on it, unless it is in use.
+    fn listen_on(number: u16) -> Option<(Port, TcpListener)> {
+        let reservation = reserve(number)?;
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, number)).ok()?;
+        Some((Port { number, _reservation: reservation }, listener))
     }
 
     /// The port's number.
@@ -52,8 +66,8 @@ impl Port {
     }
 }
 
-/// Counts up from a random start: processes that run side by side rarely meet, and a port that
-/// was given back is not given out again at once.
+/// Counts up from a random start. So processes that run side by side rarely meet, and a port is not
+/// given out again at once.
 fn next_offset() -> u32 {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     if NEXT.load(Ordering::Relaxed) == 0 {
@@ -69,11 +83,6 @@ fn reserve(number: u16) -> Option<UnixListener> {
     let reserved =
         UnixAddress::from_abstract_name(name).and_then(|address| UnixListener::bind_addr(&address));
     reserved.ok()
-}
-
-fn is_free(number: u16) -> bool {
-    let bound: io::Result<TcpListener> = TcpListener::bind((Ipv4Addr::LOCALHOST, number));
-    bound.is_ok()
 }
 
 #[cfg(test)]
@@ -101,9 +110,10 @@ mod tests {
     }
 
     #[test]
-    fn port_with_a_listener_is_not_free() {
-        let port = Port::reserve().unwrap();
-        let _listener = TcpListener::bind(port.address()).unwrap();
-        assert!(!is_free(port.number()));
+    fn port_with_a_listener_is_not_given_out() {
+        let (port, _listener) = Port::listen().unwrap();
+        let number = port.number();
+        drop(port);
+        assert!(Port::listen_on(number).is_none());
     }
 }

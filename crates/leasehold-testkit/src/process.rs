@@ -1,7 +1,7 @@
 //! Child processes that never outlive the test process, and signals to them.
 //!
-//! Knows nothing about servers or workers. Signals to a whole family are for servers such as
-//! PostgreSQL that work in processes of their own.
+//! This module knows nothing about servers or workers. Servers such as PostgreSQL work in processes
+//! of their own: signals to a whole family are for them.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -14,13 +14,13 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal};
 
-/// How often a condition of the operating system is looked at while it is awaited.
+/// The pause between two looks at an awaited condition of the operating system.
 pub(crate) const POLL: Duration = Duration::from_millis(5);
 
-/// A signal takes effect within milliseconds; more than this is a broken machine.
+/// A signal takes effect within milliseconds; a machine that needs longer is broken.
 const SIGNAL_LIMIT: Duration = Duration::from_secs(10);
 
-/// Whether a process exists and has not ended; one that only waits to be collected has ended.
+/// Whether a process exists and has not ended; a process that only waits to be collected has ended.
 pub fn is_alive(pid: u32) -> bool {
     status(pid).is_some_and(|status| !status.has_ended())
 }
@@ -64,7 +64,7 @@ impl Process {
 
     /// Sends a signal to this process alone; the result is false when it had ended.
     pub(crate) fn signal(&mut self, signal: Signal) -> io::Result<bool> {
-        // Collecting it first makes sure that the number was not given to another process.
+        // Collecting it first makes sure that the number does not belong to another process.
         if self.try_wait()?.is_some() {
             return Ok(false);
         }
@@ -82,7 +82,8 @@ impl Process {
         if !self.stop()? {
             return Ok(false);
         }
-        // A child may have started another before it was stopped: look again until none is new.
+        // A child may have started another before it was stopped: look again until there is no new
+        // one.
         let mut stopped = BTreeSet::new();
         loop {
             let family = descendants(self.id());
@@ -111,7 +112,7 @@ impl Process {
 
     /// Ends this process and all its descendants with `SIGKILL`, and waits until they are gone.
     pub(crate) fn kill_family(&mut self) -> io::Result<()> {
-        // Stopped first, so that nobody starts a process after the list was made.
+        // Stopped first, so that none starts a process after the list was made.
         if !self.stop_family()? {
             return Ok(());
         }
@@ -126,9 +127,9 @@ impl Process {
 
     /// Ends this process and what is left in its process group with `SIGKILL`.
     pub(crate) fn kill_group(&mut self) {
-        // The number stays the group's as long as somebody is in it; an error means that nobody
-        // is. For an empty group to be somebody else's, all process numbers would have had to be
-        // handed out once around since then.
+        // The number stays the group's as long as a process is in it; an error means that none is.
+        // An empty group's number belongs to another only after all process numbers were handed out
+        // once around since then.
         if let Some(group) = pid(self.id()) {
             let _ = rustix::process::kill_process_group(group, Signal::KILL);
         }
@@ -169,7 +170,7 @@ fn spawn_here(mut command: Command) -> io::Result<Child> {
     unsafe {
         command.pre_exec(move || {
             rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
-            // The parent may have ended before the line above; then nobody would end us.
+            // The parent may have ended before the line above; then nothing would end this process.
             if rustix::process::getppid() != Some(parent) {
                 return Err(io::ErrorKind::BrokenPipe.into());
             }
@@ -183,7 +184,7 @@ fn pid(number: u32) -> Option<Pid> {
     i32::try_from(number).ok().and_then(Pid::from_raw)
 }
 
-/// Sends a signal; a process that is gone already is no error.
+/// Sends a signal; a process that is already gone is no error.
 fn send(number: u32, signal: Signal) -> io::Result<()> {
     let Some(pid) = pid(number) else {
         return Err(io::ErrorKind::InvalidInput.into());
@@ -214,7 +215,7 @@ fn wait_until(what: &str, done: impl Fn() -> bool) -> io::Result<()> {
     Ok(())
 }
 
-/// What the kernel says about a process or thread.
+/// The kernel's account of a process or thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Status {
     state: char,

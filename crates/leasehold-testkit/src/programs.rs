@@ -1,7 +1,7 @@
 //! Finding the programs of the servers, and the user that PostgreSQL runs as.
 //!
-//! Looks in the search path and where Debian puts things that are not on it. Installing what is
-//! missing is left to `cargo xtask setup`.
+//! Looks in the search path and where Debian puts programs that are not on it. `cargo xtask setup`
+//! installs what is missing.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -12,7 +12,7 @@ use crate::error::{Doing, Error, Result};
 /// Where Debian keeps the programs of PostgreSQL, a folder for each version.
 const POSTGRES_FOLDER: &str = "/usr/lib/postgresql";
 
-/// Finds a program; the Debian package that has it is for the message when it is missing.
+/// Finds a program; the message names its Debian package when it is missing.
 pub(crate) fn find(program: &str, package: &'static str) -> Result<PathBuf> {
     folders()
         .into_iter()
@@ -57,7 +57,7 @@ pub(crate) struct User {
 }
 
 impl User {
-    /// The user to become for a server that refuses root; `None` when we are not root.
+    /// The user to become for a server that refuses root; `None` when this process is not root's.
     pub(crate) fn instead_of_root(name: &str, package: &'static str) -> Result<Option<User>> {
         if !rustix::process::geteuid().is_root() {
             return Ok(None);

@@ -1,4 +1,4 @@
-//! What a client says of its renewals, the heartbeats of waiting claims among them.
+//! Counts a client's reports about its renewals, including the heartbeats of waiting claims.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -26,7 +26,7 @@ impl Renewals {
         self.answered.load(Ordering::SeqCst)
     }
 
-    /// Why others were not.
+    /// Why the others failed.
     pub fn failures(&self) -> Vec<String> {
         self.failures.lock().expect("nobody panics").clone()
     }

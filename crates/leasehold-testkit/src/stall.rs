@@ -1,11 +1,10 @@
-//! A disk that stalls under one process: what it writes and flushes does not return until the
-//! stall ends.
+//! A disk that stalls under one process: its writes and flushes do not return until the stall ends.
 //!
-//! `strace` holds up the process's calls as they are made. This works for servers that make them
-//! without the C library, which a preloaded library cannot reach. The process goes on otherwise,
-//! only slower: each of its system calls takes a detour.
+//! `strace` holds up the process's calls. This also works for servers that make calls without the C
+//! library, which a preloaded library cannot reach. The process runs on but is slower: each of its
+//! system calls takes a detour.
 //!
-//! Reads do not stall, nor files that the process opens later, nor other processes.
+//! Reads do not stall. Neither do files that the process opens later, or other processes.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -22,18 +21,18 @@ use crate::folder::Folder;
 use crate::process::{POLL, Process};
 use crate::programs;
 
-/// What a disk that stalls does not do.
+/// The calls that a stalled disk does not finish.
 const CALLS: &str = "write,writev,pwrite64,pwritev,pwritev2,fsync,fdatasync";
 
-/// How long a call takes: longer than any test, so that a stall ends when it is told to.
+/// How long a call takes: longer than any test, so that only the test ends a stall.
 const STALL: Duration = Duration::from_secs(3600);
 
-/// Attaching and detaching take milliseconds; more than this is a broken machine.
+/// Attaching and detaching take milliseconds; a machine that needs longer is broken.
 const LIMIT: Duration = Duration::from_secs(10);
 
 /// A stall of the disk for one process, which ends when this is dropped.
 ///
-/// Also ends with the test process, however that ends.
+/// It also ends with the test process, however that ends.
 #[derive(Debug)]
 pub struct StalledDisk {
     pid: u32,
@@ -74,14 +73,14 @@ impl StalledDisk {
         !self.read("calls").is_empty()
     }
 
-    /// Ends the stall; what waits is done now.
+    /// Ends the stall; the waiting calls finish now.
     ///
     /// Returns when nothing of the stall is left.
     pub fn heal(mut self) -> Result<()> {
         self.end()
     }
 
-    /// Waits until `strace` says that it is attached, and the kernel says so of each thread.
+    /// Waits until `strace` reports that it is attached, and the kernel reports it of each thread.
     fn wait_attached(&mut self) -> Result<()> {
         let said = format!("Process {} attached", self.pid);
         let started = Instant::now();
@@ -110,8 +109,7 @@ impl StalledDisk {
     }
 
     fn end(&mut self) -> Result<()> {
-        // It lets go of the process when it is asked to end; when it is killed, the kernel does
-        // that for it.
+        // `strace` detaches when it is asked to end. When it is killed, the kernel detaches it.
         let asked = self.strace.signal(Signal::TERM).and_then(|_| self.strace.wait(LIMIT));
         if !matches!(asked, Ok(Some(_))) {
             self.strace.kill_group();
@@ -137,7 +135,7 @@ fn open_files(pid: u32, folder: &Path) -> Result<BTreeSet<PathBuf>> {
     let doing = || format!("stall the disk of process {pid}");
     let folder = folder.canonicalize().doing(doing)?;
     let open = fs::read_dir(format!("/proc/{pid}/fd")).doing(doing)?.flatten();
-    // One that was closed meanwhile has no path any more.
+    // A file that was closed meanwhile has no path any more.
     let paths = open.filter_map(|file| fs::read_link(file.path()).ok());
     let files: BTreeSet<PathBuf> =
         paths.filter(|path| path.starts_with(&folder) && path.is_file()).collect();
@@ -149,7 +147,7 @@ fn open_files(pid: u32, folder: &Path) -> Result<BTreeSet<PathBuf>> {
     Ok(files)
 }
 
-/// Who traces each thread of a process; 0 is nobody.
+/// The tracer of each thread of a process; 0 for none.
 fn tracers(pid: u32) -> Vec<u32> {
     let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     threads
@@ -170,8 +168,8 @@ mod tests {
 
     const EVENT_MAX: Duration = Duration::from_secs(30);
 
-    /// A program of two threads, which writes to a file in one when it is told to, flushes it in
-    /// the other, and answers in between.
+    /// A program of two threads. On request it writes to a file in one and flushes it in the other.
+    /// It answers in between.
     const PROGRAM: &str = "
 import os, sys, threading
 file, other = [open(name, 'wb', buffering=0) for name in sys.argv[1:]]
@@ -198,8 +196,8 @@ for line in sys.stdin:
         print('here', flush=True)
 ";
 
-    /// The program, with one file in each of two folders. They are in memory, because a true disk
-    /// may take long as well.
+    /// The program, with one file in each of two folders. The files are in memory, because a real
+    /// disk may take long as well.
     async fn program() -> (Worker, [TempDir; 2]) {
         let folders = [(); 2].map(|()| TempDir::new_in("/dev/shm").unwrap());
         let mut command = Command::new(programs::find("python3", "python3").unwrap());
@@ -218,8 +216,8 @@ for line in sys.stdin:
         }
     }
 
-    /// Stalls the disk while a thread uses it. The program is there meanwhile, with its other
-    /// files, and says `after` only when the stall has ended.
+    /// Stalls the disk while a thread uses it. Meanwhile the program still answers and uses its
+    /// other files. It writes `after` only when the stall has ended.
     async fn stalls((order, after): (&str, &str), end: impl FnOnce(StalledDisk)) {
         let (mut worker, [folder, _other]) = program().await;
         let stalled = StalledDisk::of(worker.pid(), folder.path()).unwrap();

@@ -1,8 +1,8 @@
 //! A program that a crash test talks to by lines, and stops, continues and kills.
 //!
-//! The tests decide what the program does; here is only its process. Signals go to the program
-//! alone, not to what it started: whether that survives is for the test to see. The drop ends
-//! those too, as far as they stayed in the program's process group.
+//! The tests decide what the program does; this module only handles its process. Signals go to the
+//! program alone, not to its children: the test sees whether those survive. The drop also ends the
+//! children that stayed in the program's process group.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -44,7 +44,7 @@ impl Worker {
         let output = process.child().stdout.take().expect("standard output was piped above");
         let (sender, lines) = channel(LINES_MAX);
         let worker = Worker { name, process, input, lines, folder };
-        // A thread of its own, so that a line is never lost to a wait that was given up.
+        // A thread of its own, so that no line is lost when a caller gives up a wait.
         std::thread::Builder::new()
             .name("testkit-worker-output".to_owned())
             .spawn(move || read_lines(output, &sender))
@@ -57,7 +57,7 @@ impl Worker {
         self.process.id()
     }
 
-    /// What the program wrote to standard error so far.
+    /// The standard error of the program so far.
     pub fn stderr(&self) -> String {
         let bytes = fs::read(self.folder.path().join("stderr")).unwrap_or_default();
         String::from_utf8_lossy(&bytes).into_owned()
@@ -177,7 +177,7 @@ fn read_lines(output: ChildStdout, lines: &Sender<String>) {
     for line in BufReader::new(output).split(b'\n') {
         let Ok(line) = line else { return };
         let line = String::from_utf8_lossy(&line).into_owned();
-        // Nobody reads any more once the worker is dropped.
+        // The worker was dropped, and nothing reads any more.
         if lines.blocking_send(line).is_err() {
             return;
         }
@@ -239,7 +239,7 @@ mod tests {
         assert!(is_alive(child));
         assert!(matches!(worker.stop_process(), Err(Error::NotRunning { .. })));
         drop(worker);
-        // Another process collects the child, so that no event tells of its end.
+        // Another process collects the child, so that no event reports its end.
         eventually(|| !is_alive(child)).await;
     }
 

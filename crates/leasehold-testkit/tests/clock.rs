@@ -1,6 +1,6 @@
-//! The clocks of real servers jump, stand still, and move by exactly what they are told.
+//! The clocks of real servers jump, stand still, and move by exactly the given time.
 //!
-//! That etcd cannot be reached is the clock's documented limit, and not tested.
+//! etcd cannot be reached, which is the clock's documented limit and not tested.
 
 use std::time::Duration;
 
@@ -34,7 +34,7 @@ async fn frozen_clock_of_redis_stands_still_and_advances_exactly() {
     let frozen = clock.freeze();
     server.redis(&["SET", "short", "value", "PX", "1000"]).unwrap();
     server.redis(&["SET", "long", "value", "PX", "2000"]).unwrap();
-    // The true time goes on by more than both, and the server's own timers run.
+    // The true time advances by more than both, and the server's own timers run.
     tokio::time::sleep(Duration::from_millis(2100)).await;
     assert_eq!(time_of_redis(&server), frozen);
     assert_eq!(server.redis(&["PTTL", "short"]).unwrap(), "1000");
@@ -47,7 +47,7 @@ async fn frozen_clock_of_redis_stands_still_and_advances_exactly() {
 }
 
 /// For a model that counts in milliseconds: Redis keeps a key through the millisecond of its
-/// expiry, and has lost it in the next.
+/// expiry, and has deleted it in the next.
 #[tokio::test]
 async fn key_of_redis_lives_through_the_millisecond_of_its_expiry() {
     let clock = Clock::new().unwrap();
@@ -64,8 +64,8 @@ async fn key_of_redis_lives_through_the_millisecond_of_its_expiry() {
     assert_eq!(server.redis(&["PTTL", "name"]).unwrap(), "-2");
 }
 
-/// Each is sent right after the clock was moved: nothing that the server remembers of the time may
-/// be seen.
+/// The test sends each command right after it moved the clock. The server must not answer from a
+/// time that it remembers.
 #[tokio::test]
 async fn every_command_and_script_sees_the_time_of_its_start() {
     const SCRIPT: &str = "local now = redis.call('TIME') \

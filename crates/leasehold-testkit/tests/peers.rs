@@ -1,7 +1,7 @@
-//! Every peer locks what it says it locks, and leaves what others have locked.
+//! Every peer locks the key or node that it names, and leaves the locks of others alone.
 //!
-//! `SET NX PX` by hand stands for everybody else on Redis. How leasehold gets on with the peers is
-//! left to its own tests.
+//! `SET NX PX` by hand stands for all other clients on Redis. Leasehold's own tests cover how it
+//! works with the peers.
 
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,7 @@ async fn peer(kind: PeerKind, server: &Server) -> Peer {
     Peer::spawn(kind, &[server.url()]).await.unwrap()
 }
 
-/// Takes a key by hand; false when it is there already.
+/// Takes a key by hand; false when it exists already.
 fn set(server: &Server, key: &str, ttl_ms: &str) -> bool {
     !server.redis(&["SET", key, "by hand", "NX", "PX", ttl_ms]).unwrap().is_empty()
 }

@@ -1,6 +1,6 @@
-//! Servers with passwords and TLS let in whom they should, and nobody else.
+//! Servers with passwords and TLS admit the right clients, and no others.
 //!
-//! Asked with the servers' own command line clients, which share nothing with the harness.
+//! The tests ask with the servers' own command line clients, which share no code with the harness.
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -9,7 +9,7 @@ use leasehold_testkit::{Certificates, Etcd, Postgres, Redis, Server, Zookeeper};
 
 const PASSWORD: &str = "two words \"and\" 'quotes' \\";
 
-/// What a client said: its output when it was let in, its complaint when not.
+/// The output of a client that the server admitted, or its error message.
 fn said(command: &mut Command) -> Result<String, String> {
     let Output { status, stdout, stderr } =
         command.output().expect("`cargo xtask setup` installs the client");

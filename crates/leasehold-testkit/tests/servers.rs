@@ -1,6 +1,6 @@
 //! Every server shape starts, answers, stops, continues, restarts, and leaves nothing behind.
 //!
-//! What the servers are used for is left to the tests of the engines.
+//! The tests of the engines use the servers.
 
 use std::io::Read;
 use std::net::TcpStream;
@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use leasehold_testkit::conformance::Failure;
 use leasehold_testkit::process::is_alive;
 use leasehold_testkit::servers::UNIX_SOCKET;
 use leasehold_testkit::{
@@ -18,7 +19,7 @@ use leasehold_testkit::{
 
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// What must be gone after a server was dropped.
+/// The traces that must be gone after a server was dropped.
 struct Trace {
     pids: Vec<u32>,
     folder: PathBuf,
@@ -45,7 +46,7 @@ fn children_of(pid: u32) -> Vec<u32> {
     list.split_whitespace().map(|pid| pid.parse().unwrap()).collect()
 }
 
-/// Waits for a condition that no event tells about.
+/// Waits for a condition that no event reports.
 async fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
     let started = Instant::now();
     while !is_so() {
@@ -196,7 +197,7 @@ async fn sentinels_fail_over_to_a_replica() {
 }
 
 #[tokio::test]
-async fn redis_keeps_data_over_a_kill_only_when_told_to() {
+async fn redis_keeps_data_over_a_kill_only_with_append_only() {
     let kept = Redis::new().append_only().start().await.unwrap();
     let lost = Redis::new().start().await.unwrap();
     for server in [&kept, &lost] {
@@ -271,7 +272,50 @@ async fn servers_and_data_go_with_a_killed_test_process() {
     worker.kill().unwrap();
     eventually("the servers to end", || !family.iter().any(|pid| is_alive(*pid))).await;
     let folder = Path::new(line.split(' ').nth(2).unwrap());
-    // Another test process may be removing it right now, and is then left to it.
+    // Another test process may be removing it right now; then this one leaves it alone.
     remove_orphans();
     eventually("the data to be removed", || !folder.exists()).await;
+}
+
+/// How the server below belongs to its test.
+const FAILS_WITH: &str = "LEASEHOLD_TEST_FAILS_WITH";
+
+/// The test that fails. It does nothing when all tests run.
+#[test]
+fn program_that_fails_with_a_server() {
+    let start = || Redis::new().start_blocking().expect("a server");
+    match std::env::var(FAILS_WITH).as_deref() {
+        Ok("own") => {
+            let _own = start();
+            panic!("this test fails");
+        }
+        Ok("shared") => {
+            static SERVER: std::sync::OnceLock<Server> = std::sync::OnceLock::new();
+            SERVER.get_or_init(|| start().shared());
+            panic!("this test fails");
+        }
+        Ok("own, without a panic") => {
+            let own = start();
+            let _failure = Failure::new("this case fails");
+            drop(own);
+            std::process::exit(1);
+        }
+        _ => {}
+    }
+}
+
+#[test]
+fn failed_test_shows_the_last_lines_of_its_servers_log() {
+    for server in ["own", "shared", "own, without a panic"] {
+        let mut program = Command::new(std::env::current_exe().expect("a file"));
+        program.args(["--exact", "--nocapture", "program_that_fails_with_a_server"]);
+        program.env(FAILS_WITH, server);
+        let output = program.output().expect("it runs");
+        // Without capture the log goes to standard error.
+        let text = [output.stdout, output.stderr].concat();
+        let text = String::from_utf8_lossy(&text);
+        assert!(!output.status.success(), "{text}");
+        let (_, shown) = text.split_once("-- the last lines of the log of `redis").expect(&text);
+        assert!(shown.contains("Server initialized"), "{server}: {text}");
+    }
 }

@@ -4,41 +4,48 @@
 //! in `acquire.rs`, how a store is found by its URL in `scheme.rs`.
 
 use std::collections::{HashMap, VecDeque};
+use std::fmt;
 use std::sync::{Arc, Mutex as StdMutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use futures_util::stream::BoxStream;
 use tokio::sync::Mutex as AsyncMutex;
 
-use crate::acquire::Request;
-use crate::claim::{Holder, Mode, Released, Renewal, Standing, Ttl};
-use crate::clock::{Clock, SystemClock};
-use crate::election::Election;
+use crate::clock::{Clock, Moment, SystemClock};
+use crate::engine::kit::thread_shard::{CachePadded, THREAD_SHARDS, thread_shard};
+use crate::engine::layer::retry::RetryPolicy;
+use crate::engine::layer::shared::{Shared, Thread};
 use crate::engine::{
-    Bump, Bumped, Engine, Event, Eviction, Finding, Info, LineView, Page, Query, Resize, Resized,
-    Totals,
+    BrokenLine, Bump, Bumped, Engine, Event, Eviction, Finding, HolderMessage, Info, LineView,
+    Page, Parts, Query, Resize, Resized, Totals, unsupported,
 };
+use crate::engines::memory::Memory;
+use crate::engines::scheme;
 use crate::error::{Config, Error, Invalid, Result, TooMany};
 use crate::handle::Handle;
-use crate::keeper::Keeper;
-use crate::lane::{LANES, Lane, lane};
-use crate::layer::retry::RetryPolicy;
 use crate::lease::Lease;
-use crate::memory::Memory;
-use crate::mutex::Mutex;
-use crate::name::Name;
 use crate::observe::{Observer, Stats};
-use crate::once::Once;
-use crate::rate_limiter::RateLimiter;
-use crate::rwlock::RwLock;
-use crate::scheme;
-use crate::scope::Scope;
-use crate::search;
-use crate::semaphore::Semaphore;
-use crate::tenure::{Tenure, Terms};
+use crate::primitives::election::Election;
+use crate::primitives::mutex::Mutex;
+use crate::primitives::once::Once;
+use crate::primitives::rate_limiter::RateLimiter;
+use crate::primitives::rwlock::RwLock;
+use crate::primitives::semaphore::Semaphore;
+use crate::rule::claim::{Holder, Mode, Released, Renewal, Standing, Ttl};
+use crate::rule::name::Name;
+use crate::runtime::acquire::Request;
+use crate::runtime::claim_state::{ClaimState, LeaseTerms};
+use crate::runtime::keeper::Keeper;
+use crate::runtime::scope::Scope;
+use crate::runtime::search;
+use crate::runtime::trial;
 
 /// How many poisoned names a client remembers; the oldest are forgotten first.
 const POISONED_MAX: usize = 1_024;
+
+/// How often holders that were asked for a lease are looked at, and asked again.
+const REVOKE_LOOK: Duration = Duration::from_millis(250);
+const REVOKE_AGAIN: Duration = Duration::from_secs(1);
 
 /// Connects to the store at `url` with the default settings.
 ///
@@ -61,18 +68,26 @@ pub async fn connect(url: impl AsRef<str>) -> Result<Client> {
 /// One identity, one keeper: all that a client holds is renewed together and released together by
 /// [`close`](Self::close). When the last clone and the last lease are dropped, what is left is
 /// released in the background.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Client {
     pub(crate) inner: Arc<Inner>,
-    anchors: Arc<[Anchor; LANES]>,
+    client_refs: Arc<[ClientRef; THREAD_SHARDS]>,
 }
 
-/// What a lease keeps its client alive by, and whose name it is made in: one for each lane, so
+/// Short, because clients stand in users' own types and in the spans of their logs.
+impl fmt::Debug for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (store, holder) = (&self.info().store, self.holder());
+        f.debug_struct("Client").field("store", store).field("holder", holder).finish()
+    }
+}
+
+/// What a lease keeps its client alive by, and whose name it is made in: one for each shard, so
 /// that the leases of different threads do not count on one cache line.
-pub(crate) type Anchor = Arc<Lane<Mooring>>;
+pub(crate) type ClientRef = Arc<CachePadded<ClientShard>>;
 
 #[derive(Debug)]
-pub(crate) struct Mooring {
+pub(crate) struct ClientShard {
     pub(crate) inner: Arc<Inner>,
     pub(crate) holder: Holder,
 }
@@ -88,14 +103,14 @@ pub(crate) struct Inner {
     pub(crate) deadlock_period: Option<Duration>,
     /// Whether this is a holder that does one thing at a time: see [`Client::apart`].
     pub(crate) alone: bool,
-    employment: Arc<Employment>,
+    keeper_guard: Arc<KeeperGuard>,
 }
 
 /// Ends the keeper's work when nobody needs it any more: a client, or one that is apart from it.
 #[derive(Debug)]
-struct Employment(Arc<Keeper>);
+struct KeeperGuard(Arc<Keeper>);
 
-impl Drop for Employment {
+impl Drop for KeeperGuard {
     fn drop(&mut self) {
         self.0.retire();
     }
@@ -103,10 +118,13 @@ impl Drop for Employment {
 
 /// Settings of a client before it connects.
 #[derive(Debug, Default)]
+#[must_use = "it does nothing until it connects"]
 pub struct ClientBuilder {
     holder: Option<Holder>,
     label: Option<String>,
     retry: RetryPolicy,
+    connect_within: Option<Duration>,
+    few_connections: bool,
     observer: Option<Arc<dyn Observer>>,
     clock: Option<Arc<dyn Clock>>,
     renew_at_percent: Option<u32>,
@@ -129,6 +147,21 @@ impl ClientBuilder {
     /// How transient errors are tried again.
     pub fn retry(mut self, retry: RetryPolicy) -> Self {
         self.retry = retry;
+        self
+    }
+
+    /// How long [`connect`](Self::connect) tries to reach the store; as [`retry`](Self::retry) says
+    /// by default.
+    pub fn connect_within(mut self, limit: Duration) -> Self {
+        self.connect_within = Some(limit);
+        self
+    }
+
+    /// Makes [`connect`](Self::connect) use as few connections to the store as it can, for
+    /// processes of which many run at once: all calls of the client, and its renewals, share those
+    /// of one thread. Each call costs a hop between threads, some ten microseconds.
+    pub fn few_connections(mut self) -> Self {
+        self.few_connections = true;
         self
     }
 
@@ -161,10 +194,26 @@ impl ClientBuilder {
         self
     }
 
-    /// Connects to the store at `url`.
+    /// Connects to the store at `url`. A store that cannot be reached, or has no connection to
+    /// spare, is tried again, as [`retry`](Self::retry) and
+    /// [`connect_within`](Self::connect_within) say.
     pub async fn connect(self, url: impl AsRef<str>) -> Result<Client> {
-        let engine = scheme::open(url.as_ref()).await?;
-        self.build(engine)
+        let retry = match self.connect_within {
+            Some(within) => RetryPolicy { times: usize::MAX, within, ..self.retry },
+            None => self.retry,
+        };
+        let url = url.as_ref();
+        if !self.few_connections {
+            let engine = retry.again(|| scheme::open(url)).await?;
+            return self.build(engine);
+        }
+        let thread = Thread::start()?;
+        let open = || {
+            let url = url.to_owned();
+            thread.run(async move { scheme::open(&url).await })
+        };
+        let engine = retry.again(open).await?;
+        self.build(Shared::on(&thread, engine))
     }
 
     /// Makes a client of an engine that is already there.
@@ -193,7 +242,7 @@ impl ClientBuilder {
         let clock = self.clock.unwrap_or_else(|| Arc::new(SystemClock));
         let keeper = Keeper::new(engine, self.retry, clock, self.observer);
         Ok(Client::of(Inner {
-            employment: Arc::new(Employment(Arc::clone(&keeper))),
+            keeper_guard: Arc::new(KeeperGuard(Arc::clone(&keeper))),
             keeper,
             holder,
             renew_at_percent,
@@ -222,20 +271,20 @@ impl Client {
         Arc::ptr_eq(&self.inner, &other.inner)
     }
 
-    /// A tenure of this client: one that does one thing at a time says so.
-    pub(crate) fn put_in_scope(&self, tenure: &Tenure) {
+    /// A claim of this client: one that does one thing at a time says so.
+    pub(crate) fn put_in_scope(&self, claim_state: &ClaimState) {
         if self.inner.alone {
-            tenure.usage.belongs_to(Scope::alone(self.inner.holder.id()));
+            claim_state.usage.belongs_to(Scope::alone(self.inner.holder.id()));
         }
     }
 
     fn of(inner: Inner) -> Self {
         let inner = Arc::new(inner);
-        let anchors = std::array::from_fn(|_| {
+        let client_refs = std::array::from_fn(|_| {
             let holder = inner.holder.apart();
-            Arc::new(Lane(Mooring { inner: Arc::clone(&inner), holder }))
+            Arc::new(CachePadded(ClientShard { inner: Arc::clone(&inner), holder }))
         });
-        Self { inner, anchors: Arc::new(anchors) }
+        Self { inner, client_refs: Arc::new(client_refs) }
     }
 
     /// A holder of its own that shares this client's connections and keeper: for a worker inside
@@ -254,12 +303,12 @@ impl Client {
             poison: Poison::default(),
             deadlock_period: inner.deadlock_period,
             alone: true,
-            employment: Arc::clone(&inner.employment),
+            keeper_guard: Arc::clone(&inner.keeper_guard),
         }))
     }
 
-    pub(crate) fn anchor(&self) -> &Anchor {
-        &self.anchors[lane()]
+    pub(crate) fn client_ref(&self) -> &ClientRef {
+        &self.client_refs[thread_shard()]
     }
 
     /// A lock that one holder at a time has.
@@ -334,6 +383,22 @@ impl Client {
         self.inner.keeper.engine.info()
     }
 
+    /// What else the store can do; a part that is absent says that it cannot.
+    pub fn parts(&self) -> &Parts {
+        &self.inner.keeper.parts
+    }
+
+    /// The keeper, unless this is a forked child's copy of the client.
+    fn keeper(&self) -> Result<&Keeper> {
+        self.inner.keeper.refuse_fork()?;
+        Ok(&self.inner.keeper)
+    }
+
+    /// The store, unless this is a forked child's copy of the client.
+    fn engine(&self) -> Result<&dyn Engine> {
+        Ok(&*self.keeper()?.engine)
+    }
+
     /// What this client did and has.
     pub fn stats(&self) -> Stats {
         self.inner.keeper.stats()
@@ -341,41 +406,153 @@ impl Client {
 
     /// What all clients of the store did, as far as they told it, and what is in its lines.
     pub async fn store_stats(&self) -> Result<Totals> {
-        self.inner.keeper.engine.totals().await
+        let keeper = self.keeper()?;
+        let admin = keeper.need(&keeper.parts.admin)?;
+        keeper.retry.again(|| admin.totals()).await
     }
 
     /// Reads lines, a page at a time.
     pub async fn inspect(&self, query: &Query) -> Result<Page> {
-        self.inner.keeper.engine.inspect(query).await
+        self.engine()?.inspect(query).await
     }
 
-    /// Reads one line; `None` if nobody is in it.
+    /// Reads one line; `None` if nobody is in it. An error if nothing of its record can be read.
     pub async fn show(&self, name: impl AsRef<str>) -> Result<Option<LineView>> {
         let page = self.inspect(&Query::name(Name::new(name)?)).await?;
-        Ok(page.lines.into_iter().next())
+        let line = page.lines.into_iter().next();
+        match page.broken.into_iter().next() {
+            Some(broken) if line.is_none() => Err(broken.into_error(&self.info().store)),
+            _ => Ok(line),
+        }
+    }
+
+    /// Names whose records cannot be read, the first [`Query::LINES_MAX`] of them. Reads every
+    /// line.
+    pub async fn broken_lines(&self) -> Result<Vec<BrokenLine>> {
+        let mut query = Query::all();
+        let mut broken = Vec::new();
+        loop {
+            let page = self.inspect(&query).await?;
+            broken.extend(page.broken);
+            match page.next {
+                Some(next) if broken.len() < Query::LINES_MAX => query.after = Some(next),
+                _ => break,
+            }
+        }
+        broken.truncate(Query::LINES_MAX);
+        Ok(broken)
     }
 
     /// Events from now on; those of one name in the order in which they happened.
     pub async fn watch(&self, query: &Query) -> Result<BoxStream<'static, Result<Event>>> {
-        self.inner.keeper.engine.watch(query).await
+        let keeper = self.keeper()?;
+        let part = keeper.need(&keeper.parts.watch)?;
+        keeper.retry.again(|| part.watch(query)).await
     }
 
-    /// Takes a name from whoever holds it; returns them. The next fence is greater.
+    /// Takes a name from all who hold it now; returns them. The next fence is greater. A claim
+    /// that is granted meanwhile keeps the name.
     pub async fn force_release(
         &self,
         name: impl AsRef<str>,
         reason: impl Into<String>,
     ) -> Result<Vec<Holder>> {
-        let order = Eviction {
-            name: Name::new(name)?,
-            by: self.inner.holder.clone(),
-            reason: reason.into(),
-        };
-        self.inner.keeper.engine.evict(&order).await
+        let name = Name::new(name)?;
+        let page = self.inspect(&Query::name(name.clone())).await?;
+        let held = page.lines.iter().flat_map(|line| &line.held);
+        let fences = held.map(|claim| claim.fence).collect();
+        self.evict(name, fences, !page.broken.is_empty(), reason.into()).await
+    }
+
+    /// Takes a name from the claims that hold it with one of these fences, such as one permit of
+    /// several; returns their holders. Claims with other fences keep it.
+    pub async fn force_release_fences(
+        &self,
+        name: impl AsRef<str>,
+        fences: &[u64],
+        reason: impl Into<String>,
+    ) -> Result<Vec<Holder>> {
+        self.evict(Name::new(name)?, fences.to_vec(), false, reason.into()).await
+    }
+
+    /// Asks those who hold a name now to give it back within this time, and force-releases what
+    /// they still hold then; returns whom it took the name from. They learn of it by
+    /// [`Lease::revoke_requested`]. Where the store carries no messages to holders, nobody learns
+    /// of it, and the call is a late [`force_release`](Self::force_release).
+    ///
+    /// # Cancel safety
+    ///
+    /// Holders may have been asked. Nothing is taken from them.
+    pub async fn revoke(
+        &self,
+        name: impl AsRef<str>,
+        within: Duration,
+        reason: impl Into<String>,
+    ) -> Result<Vec<Holder>> {
+        let name = Name::new(name)?;
+        let page = self.inspect(&Query::name(name.clone())).await?;
+        let held = page.lines.iter().flat_map(|line| &line.held);
+        let fences: Vec<u64> = held.map(|claim| claim.fence).collect();
+        self.revoke_fences(name, &fences, within, reason).await
+    }
+
+    /// The same for the claims that hold with one of these fences, such as one permit of several.
+    pub async fn revoke_fences(
+        &self,
+        name: impl AsRef<str>,
+        fences: &[u64],
+        within: Duration,
+        reason: impl Into<String>,
+    ) -> Result<Vec<Holder>> {
+        let (name, reason) = (Name::new(name)?, reason.into());
+        let keeper = self.keeper()?;
+        keeper.need(&keeper.parts.admin)?;
+        let until = keeper.clock.now() + within;
+        let by = self.inner.holder.clone();
+        let (fences, unreadable) = (fences.to_vec(), false);
+        let mut order = Eviction { name: name.clone(), fences, unreadable, by, reason };
+        let mut asked_at = None;
+        loop {
+            let now = keeper.clock.now();
+            let page = self.inspect(&Query::name(name.clone())).await?;
+            let held: Vec<_> = page.lines.iter().flat_map(|line| &line.held).collect();
+            order.fences.retain(|fence| held.iter().any(|claim| claim.fence == *fence));
+            if order.fences.is_empty() {
+                return Ok(Vec::new());
+            }
+            if now >= until {
+                return self.evict(name, order.fences, false, order.reason).await;
+            }
+            // Again and again: a client that has just taken the name does not listen yet.
+            if asked_at.is_none_or(|at: Moment| now >= at + REVOKE_AGAIN) {
+                asked_at = Some(now);
+                let messages = HolderMessage::of_revocation(&order, until.since(now));
+                keeper.send(&messages).await;
+            }
+            let pause = REVOKE_LOOK.min(until.since(now));
+            keeper.clock.sleep_until(keeper.clock.now() + pause).await;
+        }
+    }
+
+    async fn evict(
+        &self,
+        name: Name,
+        fences: Vec<u64>,
+        unreadable: bool,
+        reason: String,
+    ) -> Result<Vec<Holder>> {
+        let by = self.inner.holder.clone();
+        let order = Eviction { name, fences, unreadable, by, reason };
+        let keeper = self.keeper()?;
+        let admin = keeper.need(&keeper.parts.admin)?;
+        let evicted = keeper.retry.again(|| admin.evict(&order)).await?;
+        // Also where nobody was found: an earlier try, whose answer was lost, may have taken it.
+        keeper.send(&HolderMessage::of_eviction(&order)).await;
+        Ok(evicted)
     }
 
     /// Gives a semaphore that is in use another limit, for everybody in its line; returns the one
-    /// before, or `None` if nobody is in line and whoever comes next sets it.
+    /// before, or `None` if nobody is in line and the next claim sets it.
     ///
     /// Who then still asks with the old limit is refused with [`Error::Mismatch`]. The limit cannot
     /// be lowered below what is held or what somebody waits for: [`Error::InUse`].
@@ -383,7 +560,9 @@ impl Client {
         Mode::Permits { take: 1, of: limit }.checked()?;
         let name = Name::new(name)?;
         let order = Resize { name, of: limit, by: self.inner.holder.clone() };
-        let why = match self.inner.keeper.engine.resize(&order).await? {
+        let keeper = self.keeper()?;
+        let part = keeper.need(&keeper.parts.convert)?;
+        let why = match keeper.retry.again(|| part.resize(&order)).await? {
             Resized::Done { before } => {
                 let (name, by) = (&order.name, order.by.label());
                 tracing::warn!(%name, by, limit, before, "resized");
@@ -398,7 +577,8 @@ impl Client {
 
     /// Lets fences go on above everything that was ever given out: once after the store was
     /// restored from a backup, before anybody works with it again. `above` is a fence that was seen
-    /// somewhere and must be exceeded, if the clock should not be trusted with that.
+    /// somewhere and must be exceeded, if the clock should not be trusted with that. Without it, a
+    /// clock that is behind the date of this build is refused.
     ///
     /// Leases and places in line stay as they are. It does no harm when it is repeated, or where
     /// nothing was restored.
@@ -410,23 +590,56 @@ impl Client {
         }
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let now_us = u64::try_from(now.as_micros()).unwrap_or(u64::MAX).min(Bump::ABOVE_MAX);
+        if now_us < Bump::NOW_US_MIN && above == 0 {
+            let what = "begin at the time of day: this clock is behind the date of the build";
+            let advice = "set the clock, or name a fence that must be exceeded (`--above`)";
+            return Err(unsupported(self.info(), what, advice));
+        }
         let order = Bump { above, now_us, by: self.inner.holder.clone() };
-        self.inner.keeper.engine.bump_epoch(&order).await
+        let keeper = self.keeper()?;
+        let Some(part) = &keeper.parts.raise_fences else {
+            return order.by_the_clock(self.info());
+        };
+        let bumped = keeper.retry.again(|| part.bump_epoch(&order)).await?;
+        if let Bumped::Raised { before, from } = bumped {
+            tracing::warn!(by = order.by.label(), before, from, "fences go on above all others");
+        }
+        Ok(bumped)
     }
 
-    /// Looks at the store's settings with the eyes of somebody who needs the promises kept.
+    /// Looks at the store's settings as [`examine`](Self::examine) does, and takes no lock.
+    pub async fn look(&self) -> Result<Vec<Finding>> {
+        let keeper = self.keeper()?;
+        match &keeper.parts.admin {
+            Some(admin) => keeper.retry.again(|| admin.examine()).await,
+            None => Ok(Vec::new()),
+        }
+    }
+
+    /// Looks for settings of the store that weaken the promises, and at every record; takes a lock
+    /// and gives it back.
     pub async fn examine(&self) -> Result<Vec<Finding>> {
-        self.inner.keeper.engine.examine().await
+        let mut findings = self.look().await?;
+        findings.push(trial::lock(self.engine()?).await);
+        match self.broken_lines().await {
+            Ok(broken) => findings.extend(broken.iter().map(Finding::of_broken)),
+            Err(error) => findings.push(Finding::of_unread(&error)),
+        }
+        Ok(findings)
     }
 
     /// Installs what the store needs; harmless when it is there.
     pub async fn install(&self) -> Result<()> {
-        self.inner.keeper.engine.install().await
+        let keeper = self.keeper()?;
+        match &keeper.parts.setup {
+            Some(setup) => keeper.retry.again(|| setup.install()).await,
+            None => Ok(()),
+        }
     }
 
     /// The statements [`install`](Self::install) runs; empty where there are none.
     pub fn schema(&self) -> &'static str {
-        self.inner.keeper.engine.schema()
+        self.parts().setup.as_ref().map_or("", |setup| setup.schema())
     }
 
     /// Takes up a lease by its handle: renews it at once and from then on.
@@ -434,60 +647,74 @@ impl Client {
         self.adopt_with(handle, handle.ttl()).await
     }
 
-    /// Takes up a lease by its handle with another time to live.
+    /// Takes up a lease by its handle with another time to live. The handle's own is the least: the
+    /// client that took the lease may still hold it, and counts on that.
     pub async fn adopt_with(&self, handle: &Handle, ttl: Duration) -> Result<Lease> {
+        self.adopt_at_most(handle, ttl.max(handle.ttl())).await
+    }
+
+    /// Takes up a lease by its handle with this time to live, also where the handle's is longer.
+    /// The lease does not end sooner by that: what the store keeps it for by now stays.
+    pub async fn adopt_at_most(&self, handle: &Handle, ttl: Duration) -> Result<Lease> {
         let keeper = &self.inner.keeper;
-        self.refuse_other_store(handle)?;
-        let terms = Terms {
-            ttl: Ttl::new(ttl)?,
-            renew: true,
-            renew_at_percent: self.inner.renew_at_percent,
-            bounds: None,
-        };
+        let terms = self.terms(Ttl::new(ttl)?);
         let sent = keeper.clock.now();
-        let tenure = Arc::new(Tenure::new(handle.key.clone(), terms, sent));
-        let key = handle.key.clone();
-        let renewal = Renewal { key, ttl, patience: ttl };
-        let answers = keeper.engine.renew(std::slice::from_ref(&renewal)).await?;
-        let name = handle.name().clone();
-        match answers.into_iter().next().transpose()? {
-            Some(Standing::Held { fence, remaining }) => {
-                keeper.enter(&tenure)?;
-                let now = keeper.clock.now();
-                let Some(due) = tenure.hold(fence, sent, remaining, now) else {
-                    keeper.forget(&tenure);
-                    return Err(Error::TooSlow { name, took: now.since(sent) });
-                };
-                keeper.counters.adopted();
-                keeper.expect_at(due);
-                Ok(Lease::new(self, tenure, fence))
-            }
-            Some(Standing::Out { by, .. }) => Err(Error::Stale { name, by }),
-            _ => Err(Error::Stale { name, by: None }),
-        }
+        let claim_state = Arc::new(ClaimState::new(handle.key.clone(), terms.clone(), sent));
+        let (fence, remaining) = self.renew_once(handle, &terms).await?;
+        keeper.enter(&claim_state)?;
+        let now = keeper.clock.now();
+        let Some(due) = claim_state.hold(fence, sent, remaining, now) else {
+            keeper.forget(&claim_state);
+            return Err(Error::TooSlow { name: handle.name().clone(), took: now.since(sent) });
+        };
+        keeper.counters.adopted();
+        keeper.wake_by(due);
+        Ok(Lease::new(self, claim_state, fence))
     }
 
     /// Gives back the lease of a handle without taking it up first, and says what became of it.
     pub async fn release(&self, handle: &Handle) -> Result<Released> {
         self.refuse_other_store(handle)?;
-        let keeper = &self.inner.keeper;
-        let answers = keeper.engine.release(std::slice::from_ref(&handle.key)).await?;
+        let answers = self.engine()?.release(std::slice::from_ref(&handle.key)).await?;
         let released = answers.into_iter().next().unwrap_or(Released::AlreadyExpired);
-        if released == Released::Released {
-            keeper.counters.adopted();
-            keeper.counters.released();
-        }
+        self.count_by_handle(&released);
         Ok(released)
     }
 
-    /// How long the lease of a handle is still held, without touching it; `None` if it is not.
+    /// Gives back the lease of a handle, and keeps its name closed for `stay` from now, 100 ms to
+    /// 24 h. Nobody has the lease any more: the handle is stale from then on.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future may leave the lease as it was.
+    pub async fn release_keeping(&self, handle: &Handle, stay: Duration) -> Result<Released> {
+        self.refuse_other_store(handle)?;
+        let stay = Ttl::new(stay)?;
+        let keeper = self.keeper()?;
+        let part = keeper.need(&keeper.parts.unattended)?;
+        let keep_closed = || part.keep_closed(&handle.key, stay.get());
+        let released = keeper.retry.again(keep_closed).await?;
+        self.count_by_handle(&released);
+        Ok(released)
+    }
+
+    fn count_by_handle(&self, released: &Released) {
+        if *released == Released::Released {
+            self.inner.keeper.counters.adopted();
+            self.inner.keeper.counters.released();
+        }
+    }
+
+    /// How long the lease of a handle is still held, without touching it; `None` if it is not. A
+    /// lease that was given back and keeps its name closed is not.
     ///
     /// The lease is known by its fence; only changing it needs the secret in the handle.
     pub async fn check(&self, handle: &Handle) -> Result<Option<Duration>> {
         self.refuse_other_store(handle)?;
         let line = self.show(handle.name().as_str()).await?;
-        let held = line.into_iter().flat_map(|line| line.held);
-        Ok(held.into_iter().find(|held| held.fence == handle.fence()).map(|held| held.remaining))
+        let mut held = line.into_iter().flat_map(|line| line.held);
+        let lease = held.find(|held| held.fence == handle.fence() && !held.closed);
+        Ok(lease.map(|lease| lease.remaining))
     }
 
     fn refuse_other_store(&self, handle: &Handle) -> Result<()> {
@@ -497,9 +724,76 @@ impl Client {
         Ok(())
     }
 
+    /// Whether the store keeps a lease for `span` although no client renews it. If not, the error
+    /// names the limit and the setting to change.
+    ///
+    /// Whatever outlives its client asks this by itself: a detached lease, a period, a unit of a
+    /// rate, and [`hold_at_least`](Request::hold_at_least).
+    pub async fn check_unrenewed(&self, span: Duration) -> Result<()> {
+        self.inner.check_unrenewed(span).await
+    }
+
     /// Forgets that a holder of `name` in this process panicked.
     pub fn clear_poison(&self, name: &Name) {
         self.inner.poison.clear(name);
+    }
+
+    /// Renews the lease of a handle once, for the ttl of the handle, and returns for how long it is
+    /// held from now on: longer where somebody extended it since. The client does not take the
+    /// lease up: it neither renews it again nor gives it back. For servers, whose clients decide
+    /// when that is due.
+    ///
+    /// [`Error::Stale`] if the lease is not held any more.
+    ///
+    /// # Cancel safety
+    ///
+    /// Whether the lease was renewed is then unknown; it is not given back.
+    pub async fn renew(&self, handle: &Handle) -> Result<Duration> {
+        let sent = self.inner.keeper.clock.now();
+        let terms = self.terms(handle.ttl);
+        let (_fence, remaining) = self.renew_once(handle, &terms).await?;
+        let took = self.inner.keeper.clock.now().since(sent);
+        match terms.safe(remaining).checked_sub(took) {
+            Some(left) if !left.is_zero() => Ok(left),
+            _ => Err(Error::TooSlow { name: handle.name().clone(), took }),
+        }
+    }
+
+    fn terms(&self, ttl: Ttl) -> LeaseTerms {
+        LeaseTerms { ttl, renew: true, renew_at_percent: self.inner.renew_at_percent, bounds: None }
+    }
+
+    /// Asks the store to keep the lease of a handle; its fence, and for how long it is kept.
+    async fn renew_once(&self, handle: &Handle, terms: &LeaseTerms) -> Result<(u64, Duration)> {
+        self.refuse_other_store(handle)?;
+        let ttl = terms.ttl.get();
+        let renewal = Renewal { key: handle.key.clone(), ttl, patience: ttl };
+        let answers = self.engine()?.renew(std::slice::from_ref(&renewal)).await?;
+        let name = handle.name().clone();
+        match answers.into_iter().next().transpose()? {
+            Some(Standing::Held { fence, remaining }) => Ok((fence, remaining)),
+            Some(Standing::Out { by, .. }) => {
+                // Its own lease may keep the name closed.
+                let by = by.filter(|by| by != handle.holder());
+                Err(Error::Stale { name, by })
+            }
+            _ => Err(Error::Stale { name, by: None }),
+        }
+    }
+
+    /// Gives back every lease that this client holds, and waits until the store knows, or has ended
+    /// them by their ttl. Returns how many they were. Leases of clients that are
+    /// [`apart`](Self::apart) from it are among them; claims that wait stay in line, and the client
+    /// can be used on.
+    ///
+    /// Leases that are still around are lost with [`LostCause::Released`](crate::LostCause).
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future finishes it in the background.
+    pub async fn release_all(&self) -> Result<usize> {
+        self.inner.keeper.refuse_fork()?;
+        Ok(self.inner.keeper.release_all().await)
     }
 
     /// Releases everything this client holds or waits for, and waits until the store knows.
@@ -507,8 +801,9 @@ impl Client {
     /// Leases that are still around are lost, and claims that wait end with
     /// [`Error::Closed`].
     pub async fn close(&self) -> Result<()> {
+        let engine = self.engine()?;
         self.inner.keeper.close().await;
-        self.inner.keeper.engine.close().await
+        engine.close().await
     }
 
     /// Runs `work` until it ends or the lease is lost.
@@ -530,22 +825,38 @@ impl Client {
     }
 }
 
+impl Inner {
+    /// As [`Client::check_unrenewed`].
+    pub(crate) async fn check_unrenewed(&self, span: Duration) -> Result<()> {
+        let keeper = &self.keeper;
+        keeper.refuse_fork()?;
+        let Some(part) = &keeper.parts.unattended else { return Ok(()) };
+        match keeper.retry.again(|| part.longest_without_renewal()).await? {
+            Some(longest) if span > longest => {
+                let engine = keeper.engine.info().engine;
+                Err(Error::Config(Config::not_kept(engine, span, longest)))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
 /// The way into names that may be entered again.
 #[derive(Debug, Default)]
 pub(crate) struct Reentry {
-    entrances: StdMutex<HashMap<Name, Entrance>>,
+    entrances: StdMutex<HashMap<Name, EntryLock>>,
 }
 
-type Entrance = Arc<AsyncMutex<Weak<Tenure>>>;
+type EntryLock = Arc<AsyncMutex<Weak<ClaimState>>>;
 
 impl Reentry {
-    pub(crate) fn entrance(&self, name: &Name) -> Entrance {
+    pub(crate) fn entry_lock(&self, name: &Name) -> EntryLock {
         let mut entrances = self.entrances.lock().unwrap_or_else(PoisonError::into_inner);
         if entrances.len() >= entrances.capacity() {
             // About to grow: first drop the entrances that lead nowhere and nobody stands in.
-            entrances.retain(|_, entrance| {
-                let used = Arc::strong_count(entrance) > 1;
-                used || entrance.try_lock().is_ok_and(|inside| inside.strong_count() > 0)
+            entrances.retain(|_, entry_lock| {
+                let used = Arc::strong_count(entry_lock) > 1;
+                used || entry_lock.try_lock().is_ok_and(|inside| inside.strong_count() > 0)
             });
         }
         Arc::clone(entrances.entry(name.clone()).or_default())

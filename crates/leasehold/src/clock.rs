@@ -1,8 +1,8 @@
-//! Time as leases count it: instants on the clock that runs on through suspend, and sleeping on it.
+//! The clock of leases, which runs on while the machine is suspended: instants and sleeps.
 //!
-//! Wall time never decides anything. [`VirtualClock`] stands still until it is told to move, so
-//! that the loss of a lock can be tested without waiting for it. What is known of the clocks of
-//! servers, which do decide there, is in `remote`.
+//! The client never decides by wall time. [`VirtualClock`] stands still until a test advances it,
+//! so a test of a lost lock need not wait. Servers do decide by their wall clocks: `remote` judges
+//! them.
 
 pub mod remote;
 
@@ -25,7 +25,7 @@ impl Moment {
     /// Later than any deadline.
     pub const NEVER: Moment = Moment(u64::MAX);
 
-    /// The instant so many nanoseconds after the clock's start.
+    /// The instant that is `nanos` nanoseconds after the clock's start.
     pub const fn from_nanos(nanos: u64) -> Self {
         Self(nanos)
     }
@@ -35,7 +35,7 @@ impl Moment {
         self.0
     }
 
-    /// How long after `earlier` this is; zero if it is not.
+    /// How long after `earlier` this is; zero if it is before.
     pub fn since(self, earlier: Moment) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }
@@ -55,28 +55,28 @@ impl std::ops::Sub<Duration> for Moment {
     }
 }
 
-/// What a clock showed, for others who may count on the same one.
+/// A clock and its last reading, which saves others a second reading of the same clock.
 #[derive(Debug, Clone, Copy)]
-pub struct Glance<'a> {
-    /// Which clock.
+pub struct ClockReading<'a> {
+    /// The clock.
     pub clock: &'a Arc<dyn Clock>,
-    /// What it showed.
+    /// The reading.
     pub at: Moment,
 }
 
-impl<'a> Glance<'a> {
+impl<'a> ClockReading<'a> {
     /// Reads a clock.
     pub fn of(clock: &'a Arc<dyn Clock>) -> Self {
         Self { clock, at: clock.now() }
     }
 
-    /// What `clock` shows: what it showed a moment ago, if it is the one that was read.
+    /// The time on `clock`. If it is the clock of this reading, returns the last reading.
     pub fn on(&self, clock: &Arc<dyn Clock>) -> Moment {
         if Arc::ptr_eq(self.clock, clock) { self.at } else { clock.now() }
     }
 }
 
-/// Where deadlines come from.
+/// The source of deadlines.
 pub trait Clock: fmt::Debug + Send + Sync + 'static {
     /// The present instant.
     fn now(&self) -> Moment;
@@ -95,7 +95,7 @@ pub struct SystemClock;
 
 #[cfg(any(target_os = "linux", target_os = "android"))]
 const CLOCK_ID: rustix::time::ClockId = rustix::time::ClockId::Boottime;
-// Elsewhere the monotonic clock is what there is; on macOS it stops while the machine sleeps.
+// Elsewhere there is only the monotonic clock; on macOS it stops while the machine sleeps.
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
 const CLOCK_ID: rustix::time::ClockId = rustix::time::ClockId::Monotonic;
 
@@ -121,8 +121,8 @@ impl Clock for SystemClock {
         #[cfg(target_os = "linux")]
         if let Ok(timer) = boot_timer(at) {
             return Box::pin(async move {
-                // A timer that cannot be read any more is treated as rung: the caller looks at
-                // the clock again either way.
+                // An unreadable timer counts as expired: the caller reads the clock again either
+                // way.
                 drop(timer.readable().await);
             });
         }
@@ -138,7 +138,7 @@ fn boot_timer(at: Moment) -> std::io::Result<tokio::net::unix::pipe::Receiver> {
     };
     let timer =
         timerfd_create(TimerfdClockId::Boottime, TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC)?;
-    // An all-zero value would disarm the timer, and one past i64 would be refused.
+    // An all-zero value would disarm the timer, and the kernel refuses one past i64.
     let nanos = at.as_nanos().clamp(1, i64::MAX as u64);
     let value = Timespec {
         tv_sec: (nanos / 1_000_000_000) as i64,
@@ -146,15 +146,14 @@ fn boot_timer(at: Moment) -> std::io::Result<tokio::net::unix::pipe::Receiver> {
     };
     let once = Itimerspec { it_interval: Timespec { tv_sec: 0, tv_nsec: 0 }, it_value: value };
     timerfd_settime(&timer, TimerfdTimerFlags::ABSTIME, &once)?;
-    // To the reactor a timer is one more file that turns readable, which is all that is asked of
-    // it here.
+    // For the reactor, a timer is a file that turns readable. This needs no more than that.
     tokio::net::unix::pipe::Receiver::from_owned_fd_unchecked(timer)
 }
 
-/// A clock that moves only when it is told to.
+/// A clock that moves only when a test calls [`advance`](Self::advance).
 ///
 /// Clones share their time. See [`Memory::virtual_time`](crate::memory::Memory::virtual_time) for
-/// a store and clients that live on one.
+/// a store and clients on such a clock.
 #[derive(Clone, Default)]
 pub struct VirtualClock {
     state: Arc<Mutex<VirtualState>>,
@@ -174,7 +173,7 @@ impl VirtualClock {
         clock
     }
 
-    /// Moves time forward and wakes everybody whose instant has come.
+    /// Moves time forward and wakes all sleepers whose instant has come.
     pub fn advance(&self, span: Duration) {
         let mut state = self.lock();
         let now = Moment(state.now) + span;
@@ -184,7 +183,7 @@ impl VirtualClock {
         drop(state);
         let due: Vec<(Moment, oneshot::Sender<()>)> = due;
         for (_, sleeper) in due {
-            // A sleeper that went away has nothing to be woken for.
+            // The sleeper's future may be dropped already.
             let _gone = sleeper.send(());
         }
     }
@@ -218,7 +217,7 @@ impl Clock for VirtualClock {
                 state.sleepers.push((at, sender));
                 receiver
             };
-            // The sender is dropped only with the clock, which this future keeps alive.
+            // Never an error: the sender lives as long as the clock, which this future keeps alive.
             let _always = woken.await;
         })
     }

@@ -1,15 +1,15 @@
 //! Everything that can go wrong, typed, and whether trying again may help.
 //!
-//! Expected outcomes (somebody else holds it, the lease had expired) are values elsewhere; an
-//! [`Error`] means the question could not be answered or should not have been asked.
+//! Expected outcomes are values elsewhere: another holder has the name, or the lease had expired.
+//! An [`Error`] means that the question could not be answered or should not have been asked.
 
 use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::claim::{Holder, Mode, Note, Ttl};
-use crate::name::Name;
-use crate::quorum::cause::Cause;
+use crate::engines::quorum::cause::Cause;
+use crate::rule::claim::{Holder, Mode, Note, Ttl};
+use crate::rule::name::Name;
 
 /// The result of every fallible call of this library.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -32,7 +32,7 @@ pub enum Error {
     Unreachable {
         /// The store, without credentials.
         store: String,
-        /// What was seen.
+        /// The failure as the client saw it.
         cause: String,
     },
 
@@ -42,7 +42,7 @@ pub enum Error {
     NoMajority {
         /// The store, without credentials.
         store: String,
-        /// Each node, and what it had to say.
+        /// Each node with its failure.
         causes: Vec<(String, Cause)>,
     },
 
@@ -51,7 +51,7 @@ pub enum Error {
     Store {
         /// The store, without credentials.
         store: String,
-        /// What it said.
+        /// The store's own message.
         cause: String,
         /// Whether the same request may succeed later.
         transient: bool,
@@ -64,8 +64,8 @@ pub enum Error {
         store: String,
     },
 
-    /// The store gave a fence that is not above one that it had given before: it was set back to an
-    /// earlier state, as by restoring a backup. The claim was given back.
+    /// The store gave a fence that is not above one that it had given before. So it was set back to
+    /// an earlier state, for example by restoring a backup. The client gave the claim back.
     #[error(
         "the store `{store}` was set back to an earlier state: it gives fence {given}, and {known} \
          was given before; run `leasehold bump-epoch` on it once"
@@ -75,7 +75,7 @@ pub enum Error {
         store: String,
         /// The fence that was refused.
         given: u64,
-        /// The greatest fence that this client had been told.
+        /// The greatest fence that this client had seen before.
         known: u64,
     },
 
@@ -84,9 +84,9 @@ pub enum Error {
     Mismatch {
         /// The name.
         name: Name,
-        /// What the line was made for.
+        /// The kind of the claims that are in line.
         in_force: Kind,
-        /// What this claim asked for.
+        /// The kind that this claim asked for.
         asked: Kind,
     },
 
@@ -97,7 +97,7 @@ pub enum Error {
         name: Name,
         /// The limit that was ordered.
         of: u32,
-        /// What stands against it.
+        /// The reason.
         why: TooMany,
     },
 
@@ -121,8 +121,8 @@ pub enum Error {
         took: Duration,
     },
 
-    /// Waiting would never end: the holders named wait for one another. Give back what you hold;
-    /// then the others go on, and you may begin again.
+    /// Waiting would never end: the holders named wait for one another. Give back the leases that
+    /// you hold; then the others go on, and you may begin again.
     #[error("waiting for `{name}` would be a deadlock: {cycle}")]
     Deadlock {
         /// The name this claim asked for.
@@ -136,29 +136,57 @@ pub enum Error {
     Stale {
         /// The name.
         name: Name,
-        /// Who holds the name now, if anybody does.
+        /// The present holder of the name, if there is one.
         by: Option<Holder>,
     },
 
     /// A named limit of the library was reached.
     #[error("too many {what}: the limit is {limit}")]
     Limit {
-        /// What there are too many of.
+        /// The thing that there are too many of.
         what: &'static str,
         /// How many there may be.
         limit: usize,
     },
 
+    /// The caller's time limit ended while the claim waited, and the store did not answer the
+    /// claim's last request. If the store answered it, the wait ends without a lease and without an
+    /// error.
+    #[error("no lease on `{name}` after {waited:?}; last: {last}")]
+    Timeout {
+        /// The name.
+        name: Name,
+        /// How long the claim waited.
+        waited: Duration,
+        /// The error of the last request.
+        last: Box<Error>,
+    },
+
     /// The client was closed.
     #[error("this client is closed")]
     Closed,
+
+    /// This process is a forked child of the one that made the client. The client's leases belong
+    /// to the parent.
+    #[error("this client was made before a fork: connect again in the child")]
+    Forked,
 }
 
 impl Error {
+    /// A task of the engine ended before it answered. The client may still be open.
+    #[allow(dead_code, reason = "the engines of the build decide whether it is used")]
+    pub(crate) fn task_ended(store: &str) -> Self {
+        let cause = "a task of the engine ended before it answered".to_owned();
+        Error::Store { store: store.to_owned(), cause, transient: true }
+    }
+
     /// Whether the same call may succeed when it is tried again.
     pub fn is_transient(&self) -> bool {
         match self {
-            Error::Unreachable { .. } | Error::NoMajority { .. } | Error::TooSlow { .. } => true,
+            Error::Unreachable { .. }
+            | Error::NoMajority { .. }
+            | Error::TooSlow { .. }
+            | Error::Timeout { .. } => true,
             Error::Store { transient, .. } => *transient,
             _ => false,
         }
@@ -189,10 +217,10 @@ pub enum Invalid {
     /// A name with a NUL byte.
     #[error("a lock name must not contain a NUL byte")]
     NameHasNul,
-    /// A name that would fall on a key of the library's own.
+    /// A name whose key the library uses itself.
     #[error("a lock name must not begin with `{prefix}` here; set a `prefix` in the store's url")]
     NameReserved {
-        /// What it must not begin with.
+        /// The reserved beginning.
         prefix: &'static str,
     },
     /// A time to live out of bounds.
@@ -201,12 +229,12 @@ pub enum Invalid {
         /// The value given.
         ttl: Duration,
     },
-    /// A time to live above what the nodes of a quorum agreed on.
+    /// A time to live above the limit that the nodes of a quorum agreed on.
     #[error("a ttl must be at most {ttl_max:?} here; this one is {ttl:?}: see `ttl_max_ms`")]
     TtlAboveStore {
         /// The value given.
         ttl: Duration,
-        /// The longest there may be.
+        /// The longest ttl allowed.
         ttl_max: Duration,
     },
     /// A note of too many bytes.
@@ -240,7 +268,7 @@ pub enum Invalid {
         /// How many there may be.
         most: u32,
     },
-    /// A period that ends before it can be told from the next.
+    /// A period that is too short for a clock to tell it from the next.
     #[error(
         "a period must be at least {:?}: {period:?} is shorter than the clock can tell",
         Ttl::MIN
@@ -249,15 +277,13 @@ pub enum Invalid {
         /// The value given.
         period: Duration,
     },
-    /// A period that outlives what a store keeps.
-    #[error(
-        "a period must be at most {:?}; this one is {period:?}: ask every day, and let the work \
-         see whether it is its day",
-        Ttl::MAX
-    )]
+    /// A period that is longer than allowed.
+    #[error("a period must be at most {most:?}; this one is {period:?}")]
     PeriodTooLong {
         /// The value given.
         period: Duration,
+        /// The longest period allowed.
+        most: Duration,
     },
     /// A text that is no handle.
     #[error("this is not a lease handle: {reason}")]
@@ -287,7 +313,7 @@ pub enum Config {
         /// The schemes of this build.
         known: Vec<&'static str>,
     },
-    /// A scheme nobody knows.
+    /// An unknown scheme.
     #[error("unknown store scheme `{scheme}`; this build knows {}", known_list(.known))]
     UnknownScheme {
         /// The scheme given.
@@ -300,7 +326,7 @@ pub enum Config {
     NotBuilt {
         /// The scheme given.
         scheme: String,
-        /// What to do.
+        /// Advice.
         advice: &'static str,
     },
     /// An option in the URL's query that the engine does not know, or whose value it cannot read.
@@ -316,19 +342,29 @@ pub enum Config {
     Refused {
         /// The file or folder.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The fault.
         reason: String,
-        /// What to do.
+        /// Advice.
         advice: &'static str,
     },
-    /// The store does not let this user in, or not do what is needed.
-    #[error("the store `{store}` refuses this user: {reason}; {advice}")]
+    /// The store does not let this user in, or does not allow a needed operation.
+    #[error("cannot use the store `{store}`: {reason}; {advice}")]
     Denied {
         /// The store, without credentials.
         store: String,
-        /// What it said.
+        /// The store's own message.
         reason: String,
-        /// What to do.
+        /// Advice.
+        advice: &'static str,
+    },
+    /// The store's content was made by another version of leasehold, or cannot hold a store.
+    #[error("refusing to use `{store}`: {reason}; {advice}")]
+    Unfit {
+        /// The store, without credentials.
+        store: String,
+        /// The fault.
+        reason: String,
+        /// Advice.
         advice: &'static str,
     },
     /// This user lacks a right that the store's administrator can give.
@@ -339,22 +375,48 @@ pub enum Config {
     RightMissing {
         /// The store, without credentials.
         store: String,
-        /// What gives the right.
+        /// The statements that give the right.
         statements: String,
     },
-    /// The store cannot do what was asked.
+    /// The engine does not have this feature.
     #[error("{engine} cannot {what}; {advice}")]
     Unsupported {
         /// The engine.
         engine: &'static str,
-        /// What was asked.
+        /// The feature.
         what: &'static str,
-        /// What to do instead.
+        /// An alternative.
         advice: &'static str,
     },
-    /// A handle made for another store.
+    /// The store does not keep a claim for that long if no client renews it.
+    #[error(
+        "{engine} keeps a claim that no client renews for {longest:?} at most, and {asked:?} is \
+         asked for; ask for less, or raise {setting}"
+    )]
+    NotKept {
+        /// The engine.
+        engine: &'static str,
+        /// The time that the caller asked for.
+        asked: Duration,
+        /// The longest time under the store's present settings.
+        longest: Duration,
+        /// The setting to change, and where it is.
+        setting: &'static str,
+    },
+    /// A handle of another store.
     #[error("this handle belongs to another store; use the url it was made with")]
     OtherStore,
+}
+
+impl Config {
+    /// Makes the [`NotKept`](Self::NotKept) error, with the setting that this engine has.
+    pub(crate) fn not_kept(engine: &'static str, asked: Duration, longest: Duration) -> Self {
+        let setting = match engine {
+            "redlock" => "`ttl_max_ms` in the store's url, for all its clients",
+            _ => "`maxSessionTimeout` of its servers",
+        };
+        Config::NotKept { engine, asked, longest, setting }
+    }
 }
 
 fn known_list(known: &[&str]) -> String {
@@ -365,20 +427,33 @@ fn known_list(known: &[&str]) -> String {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LostCause {
-    /// Its time ran out before a renewal came through although the store answered.
+    /// Its time ran out before a renewal succeeded, although the store answered.
     Expired,
     /// The store could not be reached until the time ran out.
     Unreachable,
-    /// Somebody else holds the name now.
+    /// Another holder has the name now.
     TakenBy(Holder),
+    /// An administrator took it, and this client heard of that.
+    #[non_exhaustive]
+    Evicted {
+        /// The label of the administrator's client.
+        by: String,
+        /// Why.
+        reason: String,
+    },
     /// An administrator took it, or the store lost it.
     Removed,
-    /// It was held for as long as `max_hold` allows and was given back.
+    /// The client gave it back because it was held for as long as `max_hold` allows.
     MaxHold,
-    /// The store is not the one it was granted by.
+    /// The store is no longer the one that granted it.
     Replaced,
     /// The client was closed.
     Closed,
+    /// The client gave back all its leases, by
+    /// [`Client::release_all`](crate::Client::release_all).
+    Released,
+    /// This process is a forked child; the parent has the lease.
+    Forked,
 }
 
 impl fmt::Display for LostCause {
@@ -389,10 +464,16 @@ impl fmt::Display for LostCause {
                 f.write_str("the store could not be reached until its time ran out")
             }
             LostCause::TakenBy(holder) => write!(f, "`{}` has it now", holder.label()),
+            LostCause::Evicted { by, reason } if reason.is_empty() => {
+                write!(f, "`{by}` force-released it")
+            }
+            LostCause::Evicted { by, reason } => write!(f, "`{by}` force-released it: {reason}"),
             LostCause::Removed => f.write_str("it was force-released or removed from the store"),
             LostCause::MaxHold => f.write_str("it was held for the longest time allowed"),
             LostCause::Replaced => f.write_str("the store was replaced"),
             LostCause::Closed => f.write_str("the client was closed"),
+            LostCause::Released => f.write_str("the client gave back all its leases"),
+            LostCause::Forked => f.write_str("this process was forked: its parent has the lease"),
         }
     }
 }
@@ -406,6 +487,13 @@ pub enum Kind {
     /// Permits out of a limit.
     Permits {
         /// The limit.
+        of: u32,
+    },
+    /// Periods of [`Once`](crate::Once).
+    Once,
+    /// Units of a [`RateLimiter`](crate::RateLimiter).
+    Rate {
+        /// How many in each window.
         of: u32,
     },
 }
@@ -424,6 +512,8 @@ impl fmt::Display for Kind {
         match self {
             Kind::Lock => f.write_str("a lock"),
             Kind::Permits { of } => write!(f, "a semaphore of {of}"),
+            Kind::Once => f.write_str("a job of `once`"),
+            Kind::Rate { of } => write!(f, "a rate of {of}"),
         }
     }
 }
@@ -432,9 +522,9 @@ impl fmt::Display for Kind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum TooMany {
-    /// So many permits are held.
+    /// Leases hold this many permits.
     Held(u32),
-    /// A waiting claim asks for so many.
+    /// A waiting claim asks for this many permits.
     Wanted(u32),
 }
 

@@ -1,7 +1,7 @@
-//! A lease as one line of text, to be taken up again elsewhere.
+//! A lease as one line of text, which another process can adopt.
 //!
-//! Whoever has the text owns the lease: treat it like a password. The text carries a checksum, so
-//! that a cut or mistyped one is told apart from one that is merely stale.
+//! The text is enough to own the lease: treat it like a password. It has a checksum, so the reader
+//! can tell a cut or mistyped text from a stale one.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,9 +10,9 @@ use std::time::Duration;
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 
-use crate::claim::{ClaimKey, Holder, HolderId, Token, Ttl};
 use crate::error::{Error, Invalid, Result};
-use crate::name::Name;
+use crate::rule::claim::{ClaimKey, Holder, HolderId, Token, Ttl};
+use crate::rule::name::Name;
 
 const MARK: &str = "lh1_";
 
@@ -45,7 +45,7 @@ impl Handle {
         self.ttl.get()
     }
 
-    /// Who took the lease.
+    /// The holder that took the lease.
     pub fn holder(&self) -> &Holder {
         &self.holder
     }
@@ -80,7 +80,8 @@ impl FromStr for Handle {
 
     fn from_str(text: &str) -> Result<Self> {
         let bad = |reason| Error::Invalid(Invalid::Handle { reason });
-        let body = text.trim().strip_prefix(MARK).ok_or_else(|| bad("it begins with `lh1_`"))?;
+        let no_mark = || bad("it does not begin with `lh1_`");
+        let body = text.trim().strip_prefix(MARK).ok_or_else(no_mark)?;
         let bytes = URL_SAFE_NO_PAD.decode(body).map_err(|_| bad("it has foreign characters"))?;
         let (body, sum) = bytes.split_last_chunk::<4>().ok_or_else(|| bad("it is too short"))?;
         if checksum(body) != u32::from_be_bytes(*sum) {
@@ -120,7 +121,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// FNV-1a: it is to catch cut and mistyped text, not forgers, who would need the token anyway.
+/// FNV-1a. It catches cut and mistyped text, not forgeries: a forger would need the token.
 fn checksum(bytes: &[u8]) -> u32 {
     bytes.iter().fold(0x811c_9dc5, |sum, byte| (sum ^ u32::from(*byte)).wrapping_mul(0x0100_0193))
 }

@@ -2,21 +2,22 @@
 //!
 //! The keeper renews it; this only reads what the keeper found and asks it for things.
 
+use std::fmt;
 use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::{Arc, Weak};
 use std::task::Poll;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
-use crate::claim::{Amended, Amendment, Note, Released, Ttl};
-use crate::client::{Anchor, Client, Inner};
+use crate::client::{Client, ClientRef, Inner};
 use crate::clock::Moment;
 use crate::error::{Error, LostCause, Result};
 use crate::handle::Handle;
-use crate::keeper;
-use crate::name::Name;
-use crate::parting::{Parted, Parting, part};
-use crate::tenure::{Ended, LeaseState, Phase, Tenure};
+use crate::rule::claim::{Amended, Mode, Note, Released, Ttl};
+use crate::rule::name::Name;
+use crate::runtime::claim_state::{ClaimState, EndedClaim, LeaseState, Phase};
+use crate::runtime::keeper;
+use crate::runtime::pending_release::{PendingRelease, ReleasedNow, release_with_retries};
 
 /// A lock that is held.
 ///
@@ -26,60 +27,92 @@ use crate::tenure::{Ended, LeaseState, Phase, Tenure};
 ///
 /// Dropping a lease gives it back: on the spot where the engine can, else by the client's keeper
 /// thread, with or without a runtime. [`release`](Self::release) also tells what became of it.
-#[derive(Debug)]
+///
+/// In a forked child a copy of a lease is lost, and its drop gives nothing back: the parent has the
+/// lease. A copy in a child of a `memory:` client is a lease on the child's own copy of the store.
 #[must_use = "a lease that is dropped is given back at once"]
 pub struct Lease {
-    anchor: Anchor,
-    tenure: Arc<Tenure>,
+    client_ref: ClientRef,
+    claim_state: Arc<ClaimState>,
     fence: u64,
-    /// Whether this value still counts as an entry of its tenure.
+    /// Whether this value still counts as an entry of its claim.
     entered: bool,
 }
 
+/// Short, because leases stand in users' own types.
+impl fmt::Debug for Lease {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (name, fence) = (&self.claim_state.key.name, &self.fence);
+        f.debug_struct("Lease").field("name", name).field("fence", fence).finish_non_exhaustive()
+    }
+}
+
 impl Lease {
-    pub(crate) fn new(client: &Client, tenure: Arc<Tenure>, fence: u64) -> Self {
-        Self { anchor: Arc::clone(client.anchor()), tenure, fence, entered: true }
+    pub(crate) fn new(client: &Client, claim_state: Arc<ClaimState>, fence: u64) -> Self {
+        Self { client_ref: Arc::clone(client.client_ref()), claim_state, fence, entered: true }
     }
 
-    /// Another entry into a tenure that is still held; `None` if it is not.
-    pub(crate) fn enter_again(client: &Client, tenure: Arc<Tenure>) -> Option<Self> {
-        if tenure.state(client.inner.keeper.clock.now()) == LeaseState::Lost {
+    /// Another entry into a claim_state that is still held; `None` if it is not.
+    pub(crate) fn enter_again(client: &Client, claim_state: Arc<ClaimState>) -> Option<Self> {
+        if claim_state.state(client.inner.keeper.clock.now()) == LeaseState::Lost {
             return None;
         }
-        let mut life = tenure.life();
-        if life.entries == 0 {
+        let mut progress = claim_state.progress();
+        if progress.entries == 0 {
             return None;
         }
-        life.entries += 1;
-        let fence = life.fence;
-        drop(life);
-        tenure.usage.touch();
-        Some(Self::new(client, tenure, fence))
+        progress.entries += 1;
+        let fence = progress.fence;
+        drop(progress);
+        claim_state.usage.touch();
+        Some(Self::new(client, claim_state, fence))
     }
 
     fn inner(&self) -> &Inner {
-        &self.anchor.0.inner
+        &self.client_ref.0.inner
     }
 
-    pub(crate) fn downgrade(&self) -> Weak<Tenure> {
-        Arc::downgrade(&self.tenure)
+    pub(crate) fn downgrade(&self) -> Weak<ClaimState> {
+        Arc::downgrade(&self.claim_state)
     }
 
     /// The name of the lock.
     pub fn name(&self) -> &Name {
-        &self.tenure.key.name
+        &self.claim_state.key.name
     }
 
     /// The fencing token: greater than that of every lease granted on this name before.
+    ///
+    /// As each use of a lease, this says to deadlock detection that the calling task has the lease.
     pub fn fence(&self) -> u64 {
-        self.tenure.usage.touch();
+        self.claim_state.usage.touch();
         self.fence
     }
 
-    /// How the lease stands at this instant, as far as its holder can know.
+    /// How the lease stands at this instant, as far as its holder can know. A use of the lease, as
+    /// [`fence`](Self::fence) is.
     pub fn state(&self) -> LeaseState {
-        self.tenure.usage.touch();
-        self.tenure.state(self.inner().keeper.clock.now())
+        self.claim_state.usage.touch();
+        self.standing()
+    }
+
+    /// The same, without a use of the lease.
+    fn standing(&self) -> LeaseState {
+        let keeper = &self.inner().keeper;
+        if keeper.is_forked() {
+            LeaseState::Lost
+        } else {
+            self.claim_state.state(keeper.clock.now())
+        }
+    }
+
+    /// Why the lease is lost, if it is.
+    fn cause(&self) -> Option<LostCause> {
+        let keeper = &self.inner().keeper;
+        if keeper.is_forked() {
+            return Some(LostCause::Forked);
+        }
+        self.claim_state.lost(keeper.clock.now())
     }
 
     /// Whether the lease is held at this instant; never after
@@ -88,19 +121,30 @@ impl Lease {
         self.state() != LeaseState::Lost
     }
 
+    /// When the lease was granted, or taken up by its handle, on this machine's wall clock. A step
+    /// of that clock moves it too.
+    pub fn acquired_at(&self) -> SystemTime {
+        let held = self.inner().keeper.clock.now().since(self.claim_state.progress().since);
+        SystemTime::now().checked_sub(held).unwrap_or(SystemTime::UNIX_EPOCH)
+    }
+
     /// Until when the lease is held even if nobody is heard of again: no other lease on this name
     /// is valid before.
     pub fn safe_until(&self) -> Moment {
-        self.tenure.life().deadline
+        self.claim_state.progress().deadline
     }
 
     /// How long until [`safe_until`](Self::safe_until); zero if the lease is lost.
     pub fn time_left(&self) -> Duration {
-        let now = self.inner().keeper.clock.now();
-        match self.tenure.state(now) {
+        match self.standing() {
             LeaseState::Lost => Duration::ZERO,
-            _ => self.tenure.life().deadline.since(now),
+            _ => self.claim_state.progress().deadline.since(self.inner().keeper.clock.now()),
         }
+    }
+
+    /// Why the last renewal failed; `None` if it was answered, or none was due yet.
+    pub fn last_failure(&self) -> Option<Arc<Error>> {
+        self.claim_state.progress().trouble.clone()
     }
 
     /// Ends when the lease is lost, and says why. Never ends while it is held.
@@ -110,12 +154,57 @@ impl Lease {
     /// Nothing is lost by dropping it.
     pub async fn lost(&self) -> LostCause {
         loop {
-            let changed = self.tenure.changed.notified();
-            if let Some(cause) = self.tenure.lost(self.inner().keeper.clock.now()) {
+            let changed = self.claim_state.changed.notified();
+            if let Some(cause) = self.cause() {
                 return cause;
             }
             changed.await;
         }
+    }
+
+    /// Ends when somebody asks for the lease with [`Client::revoke`](crate::Client::revoke). Never
+    /// ends while nobody does, and where the store carries no messages to holders.
+    ///
+    /// Give the lease back in time; after that it is force-released. Everybody who can write to
+    /// the store can ask.
+    ///
+    /// # Cancel safety
+    ///
+    /// Nothing is lost by dropping it.
+    pub async fn revoke_requested(&self) -> Revocation {
+        loop {
+            let changed = self.claim_state.changed.notified();
+            let now = self.inner().keeper.clock.now();
+            if let Some((by, reason, time_left)) = self.claim_state.request(now) {
+                return Revocation { by, reason, time_left };
+            }
+            changed.await;
+        }
+    }
+
+    /// Calls `callback` once when the lease is lost, with the cause; at once if it is lost already.
+    /// A lease that is given back was not lost, and calls nobody. Another callback replaces the
+    /// one before.
+    ///
+    /// The client's keeper thread calls it, so it must not block: no lease of the client is renewed
+    /// meanwhile. It may release or drop leases. A callback that owns the lease keeps it alive.
+    /// [`lost`](Self::lost) is the same as a future.
+    pub fn on_lost(&self, callback: impl FnOnce(&LostCause) + Send + 'static) {
+        // First, so that a loss that is found now or later calls it.
+        self.claim_state.progress().callbacks.get_or_insert_default().lost =
+            Some(Box::new(callback));
+        if let Some(cause) = self.cause() {
+            self.claim_state.report_lost_to_callbacks(&cause);
+        }
+    }
+
+    /// Calls `callback` after each renewal that the store answered, with the time for which the
+    /// lease is held from then on. Another callback replaces the one before.
+    ///
+    /// The client's keeper thread calls it; see [`on_lost`](Self::on_lost).
+    pub fn on_renewed(&self, callback: impl Fn(Duration) + Send + Sync + 'static) {
+        self.claim_state.progress().callbacks.get_or_insert_default().renewed =
+            Some(Arc::new(callback));
     }
 
     /// Runs `work` until it ends or the lease is lost. No step of it begins after the lease's end
@@ -127,7 +216,8 @@ impl Lease {
         let (mut work, mut lost) = (pin!(work), pin!(self.lost()));
         let clock = &self.inner().keeper.clock;
         poll_fn(|context| {
-            if let Some(cause) = self.tenure.lost(clock.now()) {
+            // No step of the work is worth a system call: `lost` looks for a fork first of all.
+            if let Some(cause) = self.claim_state.lost(clock.now()) {
                 return Poll::Ready(Err(cause));
             }
             if let Poll::Ready(cause) = lost.as_mut().poll(context) {
@@ -140,8 +230,8 @@ impl Lease {
 
     /// Keeps the name closed until this long after it was granted, also if it is given back.
     pub(crate) fn hold_at_least(&self, span: Duration) {
-        let mut life = self.tenure.life();
-        life.terms.bounds.get_or_insert_default().hold_at_least = Some(span);
+        let mut progress = self.claim_state.progress();
+        progress.terms.bounds.get_or_insert_default().hold_at_least = Some(span);
     }
 
     /// Ends at this instant of the client's clock.
@@ -154,7 +244,8 @@ impl Lease {
         self.inner().keeper.clock.now()
     }
 
-    /// Sets another time to live and renews at once.
+    /// Sets another time to live and renews at once. The lease never ends sooner by that: with a
+    /// shorter one the store keeps it for what is left of the longer one.
     ///
     /// # Cancel safety
     ///
@@ -162,15 +253,16 @@ impl Lease {
     pub async fn extend(&self, ttl: Duration) -> Result<()> {
         let ttl = Ttl::new(ttl)?;
         let keeper = &self.inner().keeper;
+        keeper.refuse_fork()?;
         let now = keeper.clock.now();
-        let awaited = self.tenure.renew_now(ttl, now);
-        keeper.expect_at(now);
+        let awaited = self.claim_state.renew_now(ttl, now);
+        keeper.wake_by(now);
         loop {
-            let changed = self.tenure.changed.notified();
-            if let Some(cause) = self.tenure.lost(keeper.clock.now()) {
+            let changed = self.claim_state.changed.notified();
+            if let Some(cause) = self.claim_state.lost(keeper.clock.now()) {
                 return Err(Error::Lost { name: self.name().clone(), cause });
             }
-            if self.tenure.life().answers >= awaited {
+            if self.claim_state.progress().answers >= awaited {
                 return Ok(());
             }
             changed.await;
@@ -183,21 +275,42 @@ impl Lease {
     ///
     /// Whether the note was replaced is then unknown; the lease is not touched.
     pub async fn set_note(&self, note: impl AsRef<str>) -> Result<()> {
-        self.amend(&Amendment::note(Note::new(note)?)).await.map(|_done| ())
+        let note = Note::new(note)?;
+        let keeper = &self.inner().keeper;
+        let part = keeper.need(&keeper.parts.amend)?;
+        self.amend(|| part.set_note(&self.claim_state.key, &note)).await.map(|_done| ())
     }
 
-    /// Changes the claim in the store. A lease that the store does not have is an error.
-    pub(crate) async fn amend(&self, amendment: &Amendment) -> Result<Amended> {
+    /// Changes the mode; also returns how many requests it took. All but the last of them may
+    /// still reach the store.
+    pub(crate) async fn set_mode(&self, mode: Mode) -> Result<(Amended, u32)> {
         let keeper = &self.inner().keeper;
+        let part = keeper.need(&keeper.parts.convert)?;
+        self.amend(|| part.set_mode(&self.claim_state.key, mode)).await
+    }
+
+    /// Changes the claim in the store, and counts the requests. A lease that the store does not
+    /// have is an error.
+    async fn amend<F>(&self, mut request: impl FnMut() -> F) -> Result<(Amended, u32)>
+    where
+        F: Future<Output = Result<Amended>>,
+    {
+        let keeper = &self.inner().keeper;
+        keeper.refuse_fork()?;
         let lost = |cause| Error::Lost { name: self.name().clone(), cause };
-        if let Some(cause) = self.tenure.lost(keeper.clock.now()) {
+        if let Some(cause) = self.claim_state.lost(keeper.clock.now()) {
             return Err(lost(cause));
         }
-        match keeper.engine.amend(&self.tenure.key, amendment).await? {
+        let mut requests = 0;
+        let once = || {
+            requests += 1;
+            request()
+        };
+        match keeper.retry.again(once).await? {
             // The keeper comes to the same with its next renewal.
             Amended::Out { by: Some(holder) } => Err(lost(LostCause::TakenBy(holder))),
             Amended::Out { by: None } => Err(lost(LostCause::Removed)),
-            amended => Ok(amended),
+            amended => Ok((amended, requests)),
         }
     }
 
@@ -206,28 +319,33 @@ impl Lease {
     pub fn handle(&self) -> Handle {
         Handle {
             store_id: self.inner().keeper.engine.info().store_id,
-            key: self.tenure.key.clone(),
+            key: self.claim_state.key.clone(),
             fence: self.fence,
-            ttl: self.tenure.life().terms.ttl,
+            ttl: self.claim_state.progress().terms.ttl,
             holder: self.inner().holder.clone(),
         }
     }
 
     /// Lets go of the lease without giving it back: it lives in the store until its ttl ends or
-    /// somebody takes up the handle.
+    /// somebody takes up the handle. An error gives the lease back: so does a ttl for which the
+    /// store does not keep a lease that no client renews
+    /// ([`check_unrenewed`](Client::check_unrenewed) says so before it is taken).
     ///
     /// # Cancel safety
     ///
     /// Dropping the future before it ends gives the lease back.
     pub async fn detach(mut self) -> Result<Handle> {
-        if self.tenure.is_provisional() {
-            let ttl = self.tenure.life().terms.ttl;
+        self.inner().keeper.refuse_fork()?;
+        let span = self.claim_state.progress().terms.kept();
+        self.inner().check_unrenewed(span).await?;
+        if self.claim_state.is_provisional() {
+            let ttl = self.claim_state.progress().terms.ttl;
             self.extend(ttl.get()).await?;
         }
         let handle = self.handle();
         self.entered = false;
-        if self.tenure.leave().is_some() {
-            self.inner().keeper.forget(&self.tenure);
+        if self.claim_state.leave().is_some() {
+            self.inner().keeper.forget(&self.claim_state);
             self.inner().keeper.counters.detached();
         }
         Ok(handle)
@@ -239,6 +357,7 @@ impl Lease {
     ///
     /// Dropping the future finishes the release in the background.
     pub async fn release(mut self) -> Result<Released> {
+        self.inner().keeper.refuse_fork()?;
         self.entered = false;
         // What is rare is in boxes, so that the way is short where the store answers at once.
         match self.part_now() {
@@ -249,34 +368,31 @@ impl Lease {
     }
 
     /// Gives the lease back where the store answers without waiting; otherwise says how it ended.
-    fn part_now(&self) -> std::result::Result<Parted, Box<Ended>> {
-        let Some(ended) = self.tenure.leave() else {
+    fn part_now(&self) -> std::result::Result<ReleasedNow, Box<EndedClaim>> {
+        let Some(ended) = self.claim_state.leave() else {
             return Ok(Err(Box::new(Released::StillEntered)));
         };
         let keeper = &self.inner().keeper;
         if ended.may_be_left()
-            && let Some(parted) = keeper.release_now(&self.tenure, &ended)
+            && let Some(parted) = keeper.release_now(&self.claim_state, &ended)
         {
             return Ok(parted);
         }
-        keeper.strike(&self.tenure);
+        keeper.unregister(&self.claim_state);
         Err(Box::new(ended))
     }
 
-    async fn part(&self, ended: Ended) -> Result<Released> {
+    async fn part(&self, ended: EndedClaim) -> Result<Released> {
         if !ended.may_be_left() {
             return Ok(self.what_became(ended.phase).await);
         }
         let keeper = &self.inner().keeper;
-        let (parting, kept) = (Parting::of(&self.tenure, &ended), ended.is_kept());
-        let mut unfinished = Unfinished { keeper, tenure: &self.tenure, ended: Some(ended) };
-        if kept {
-            // A renewal that is on its way would make it end earlier again.
-            self.tenure.landed().await;
-        }
-        let released = part(&*keeper.engine, &*keeper.clock, &parting).await?;
+        let release = PendingRelease::of(&self.claim_state, &ended);
+        let mut unfinished =
+            Unfinished { keeper, claim_state: &self.claim_state, ended: Some(ended) };
+        let released = release_with_retries(keeper, &release).await?;
         if let Some(ended) = unfinished.ended.take() {
-            keeper.count_end(&self.tenure, &ended, &released);
+            keeper.count_end(&self.claim_state, &ended, &released);
         }
         Ok(released)
     }
@@ -287,8 +403,9 @@ impl Lease {
         let Phase::Lost(cause) = phase else { return Released::AlreadyExpired };
         match *cause {
             LostCause::TakenBy(holder) => Released::TakenBy(holder),
-            LostCause::Expired | LostCause::Removed => {
-                let key = std::slice::from_ref(&self.tenure.key);
+            LostCause::Released => Released::Released,
+            LostCause::Expired | LostCause::Removed | LostCause::Evicted { .. } => {
+                let key = std::slice::from_ref(&self.claim_state.key);
                 let answer = self.inner().keeper.direct.release(key).await;
                 let answer = answer.ok().and_then(|answers| answers.into_iter().next());
                 match answer {
@@ -309,29 +426,42 @@ impl Lease {
     }
 }
 
+/// A request to give a lease back.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Revocation {
+    /// The label of the client that asks.
+    pub by: String,
+    /// Why.
+    pub reason: String,
+    /// How long until the lease is force-released. The message took a moment to arrive, so it is a
+    /// little less.
+    pub time_left: Duration,
+}
+
 impl Drop for Lease {
     fn drop(&mut self) {
-        if !self.entered {
+        if !self.entered || self.inner().keeper.is_forked() {
             return;
         }
         if std::thread::panicking() {
             self.inner().poison.set(self.name());
         }
-        self.inner().keeper.abandon(&self.tenure);
+        self.inner().keeper.release_on_drop(&self.claim_state);
     }
 }
 
 /// Hands a release that was not finished to the keeper.
 struct Unfinished<'a> {
     keeper: &'a Arc<keeper::Keeper>,
-    tenure: &'a Tenure,
-    ended: Option<Ended>,
+    claim_state: &'a ClaimState,
+    ended: Option<EndedClaim>,
 }
 
 impl Drop for Unfinished<'_> {
     fn drop(&mut self) {
         if let Some(ended) = self.ended.take() {
-            self.keeper.part_later(self.tenure, &ended);
+            self.keeper.release_later(self.claim_state, &ended);
         }
     }
 }

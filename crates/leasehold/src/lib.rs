@@ -1,7 +1,8 @@
-//! Only one of us at a time, across machines, on the store you already run.
+//! Only one process at a time does a thing, on one machine or many.
 //!
-//! Connect to a store, take a [`Lease`] on a name, hand its [`fence`](Lease::fence) to whatever
-//! the lock protects, and give it back:
+//! Connect to a store, take a [`Lease`] on a name, hand its [`fence`](Lease::fence) (a *fencing
+//! token*) to the resource that the lock protects, and give it back. Claims on one name wait in
+//! line (a *queue*), and are granted in order:
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")]
@@ -22,101 +23,87 @@
 //! checked protects data when a process can be paused.**
 
 #![forbid(unsafe_code)]
-#![warn(missing_docs, missing_debug_implementations, unreachable_pub)]
+#![warn(missing_docs)]
 
-mod acquire;
+pub mod blocking;
+mod client;
+pub mod clock;
+pub mod engine;
+mod engines;
+pub mod error;
+pub mod fencing;
+mod handle;
+mod lease;
+pub mod observe;
+mod primitives;
+mod rule;
+mod runtime;
+mod seeded;
+
 #[cfg(feature = "postgres")]
 pub mod advisory {
     //! PostgreSQL's advisory locks for transactions of your own, and the keys of names.
     //!
-    //! Leases on advisory locks are had as on any other store, with a client of a
-    //! `postgres+advisory:` URL. What is here is for locks that end with a transaction: the
-    //! number that a name stands for, and the statement that locks it.
+    //! For leases on advisory locks, make a client with a `postgres+advisory:` URL. This module is
+    //! for locks that end with a transaction: the number that a name stands for, and the statement
+    //! that locks it.
 
-    pub use crate::postgres::advisory::{AdvisoryKey, Keys, lock_in, try_lock_in};
+    pub use crate::engines::postgres::advisory::{AdvisoryKey, Keys, lock_in, try_lock_in};
 }
-#[cfg(any(feature = "etcd", feature = "postgres", feature = "redis", feature = "zookeeper"))]
-#[allow(dead_code, reason = "what is used of it depends on the engines of the build")]
-mod address;
-mod bell;
-pub mod blocking;
-pub mod claim;
-mod client;
-pub mod clock;
-pub mod concern;
-pub mod deadlock;
-mod election;
-pub mod engine;
-#[cfg(any(feature = "etcd", feature = "zookeeper"))]
-mod epochs;
-pub mod error;
-#[cfg(feature = "etcd")]
-pub mod etcd;
-pub mod fencing;
-mod handle;
-mod keeper;
-mod lane;
-pub mod layer;
-mod lease;
-pub mod line;
-pub mod memory;
-mod multi;
-mod mutex;
-mod name;
-mod notice;
-mod notices;
-pub mod observe;
-mod once;
-mod parting;
-#[cfg(feature = "postgres")]
-pub mod postgres;
-pub mod quorum;
-mod rate_limiter;
-#[cfg(feature = "redis")]
-pub mod redis;
-mod registry;
-mod rwlock;
-mod scheme;
-mod scope;
-mod search;
-mod semaphore;
-#[cfg(any(feature = "postgres", feature = "zookeeper"))]
-mod socket;
-#[cfg(feature = "sqlite")]
-pub mod sqlite;
-mod tenure;
-#[cfg(any(feature = "postgres", feature = "zookeeper"))]
-mod tls;
-#[cfg(any(feature = "postgres", feature = "zookeeper"))]
-mod wheel;
-mod witness;
-#[cfg(feature = "zookeeper")]
-pub mod zookeeper;
 
-pub use acquire::Request;
-pub use claim::{Holder, Mode, Released};
+pub mod scope {
+    //! Says which task takes a lease or waits, for callers whose tasks tokio does not know.
+
+    pub use crate::runtime::scope::{of_task, within};
+}
+
 pub use client::{Client, ClientBuilder, connect};
-pub use election::{Election, Leader, Leadership};
+pub use engine::layer;
+#[cfg(feature = "etcd")]
+pub use engines::etcd;
+#[cfg(feature = "postgres")]
+pub use engines::postgres;
+#[cfg(feature = "redis")]
+pub use engines::redis;
+#[cfg(feature = "sqlite")]
+pub use engines::sqlite;
+#[cfg(feature = "zookeeper")]
+pub use engines::zookeeper;
+pub use engines::{memory, quorum};
 pub use error::{Error, LostCause, Result};
 pub use handle::Handle;
-pub use lease::Lease;
-pub use multi::{Leases, Multi};
-pub use mutex::Mutex;
-pub use name::Name;
-pub use once::{LastRun, Once, Outcome, Run, RunState};
-pub use rate_limiter::{RateLimiter, Unit};
-pub use rwlock::{ReadLease, RwLock, WriteLease};
-pub use semaphore::Semaphore;
-pub use tenure::LeaseState;
+pub use lease::{Lease, Revocation};
+pub use primitives::election::{Election, Leader, Leadership};
+pub use primitives::multi::{Leases, Multi};
+pub use primitives::mutex::Mutex;
+pub use primitives::once::{LastRun, Once, Outcome, Run, RunState};
+pub use primitives::rate_limiter::{RateLimiter, Unit};
+pub use primitives::rwlock::{ReadLease, RwLock, WriteLease};
+pub use primitives::semaphore::Semaphore;
+pub use rule::claim::{Holder, Mode, Released};
+pub use rule::name::Name;
+pub use rule::{claim, deadlock, line};
+pub use runtime::acquire::Request;
+pub use runtime::claim_state::LeaseState;
+pub use runtime::facts::Purpose;
+pub use runtime::ticket::{Ticket, TicketState};
 
-/// The README's examples, so that they are compiled and run.
+/// The Rust of the pages, so that it is compiled and run as a reader sees it.
 #[cfg(doctest)]
-#[doc = include_str!("../../../README.md")]
-#[derive(Debug)]
-pub struct Readme;
+mod pages {
+    macro_rules! page {
+        ($name:ident, $path:literal) => {
+            #[doc = include_str!($path)]
+            struct $name;
+        };
+    }
 
-/// The guide's examples, likewise.
-#[cfg(doctest)]
-#[doc = include_str!("../../../docs/guide.md")]
-#[derive(Debug)]
-pub struct Guide;
+    page!(Readme, "../../../README.md");
+    page!(Tutorial, "../../../docs/tutorial.md");
+    page!(Library, "../../../docs/library.md");
+    page!(CheckTheFence, "../../../docs/how-to/check-the-fence.md");
+    page!(ChooseATtl, "../../../docs/how-to/choose-a-ttl.md");
+    page!(Migrations, "../../../docs/how-to/migrations.md");
+    page!(TestLockLoss, "../../../docs/how-to/test-lock-loss.md");
+    page!(Skill, "../../../skills/leasehold/SKILL.md");
+}

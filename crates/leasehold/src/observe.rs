@@ -1,23 +1,23 @@
-//! Measurements for whatever monitoring a team runs, and the counters behind `stats`.
+//! Measurements for a team's monitoring, and the counters behind `stats`.
 //!
-//! A typed hook rather than a metrics facade: it needs no global recorder, costs nothing when
-//! nobody listens, a test can assert on it, and an adapter for any metrics library is one `match`.
+//! It is a typed hook, not a metrics facade. It needs no global recorder, and costs nothing without
+//! an observer. A test can assert on it, and an adapter for a metrics library is one `match`.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::claim::Mode;
 use crate::clock::remote::Shift;
 use crate::engine::Counts;
+use crate::engine::kit::thread_shard::{CachePadded, THREAD_SHARDS, thread_shard};
 use crate::error::{Error, LostCause};
-use crate::lane::{LANES, Lane, lane};
-use crate::name::Name;
-use crate::registry::Turnover;
+use crate::rule::claim::Mode;
+use crate::rule::name::Name;
+use crate::runtime::registry::LocalCounts;
 
-/// Receives measurements. Called on the path of the measured thing: be quick, do not block.
+/// Receives measurements. The client calls it in the middle of its work: be quick, do not block.
 pub trait Observer: fmt::Debug + Send + Sync + 'static {
-    /// Something was measured.
+    /// Receives a measurement.
     fn observe(&self, measure: &Measure<'_>);
 }
 
@@ -35,16 +35,24 @@ pub enum Measure<'a> {
         /// The name.
         name: &'a Name,
     },
+    /// The store failed a claim that waits in line, or its heartbeat. The claim asks again, and
+    /// joins the line again if its place is gone.
+    WaitDisturbed {
+        /// The name.
+        name: &'a Name,
+        /// The store's failure.
+        error: &'a Error,
+    },
     /// A lease was granted.
     Granted {
         /// The name.
         name: &'a Name,
-        /// As what.
+        /// Its mode.
         mode: Mode,
         /// From the call to the lease.
         waited: Duration,
     },
-    /// A claim ended without a lease because somebody else held the name.
+    /// A claim ended without a lease because another holder had the name.
     Refused {
         /// The name.
         name: &'a Name,
@@ -58,14 +66,14 @@ pub enum Measure<'a> {
         /// How long it was held.
         held: Duration,
     },
-    /// Renewals were answered.
+    /// The store answered renewals.
     Renewed {
         /// How many claims in this exchange.
         claims: usize,
         /// How long the exchange took.
         took: Duration,
     },
-    /// Renewals failed; they are tried again until the leases' deadlines.
+    /// Renewals failed. The client tries again until the leases' deadlines.
     RenewalFailed {
         /// How many claims in this exchange.
         claims: usize,
@@ -81,43 +89,43 @@ pub enum Measure<'a> {
         /// How long it was held.
         held: Duration,
     },
-    /// The wall clock by which a server ends claims was set: two may hold at a time if it was set
-    /// ahead. Fences stay in order.
+    /// The wall clock by which a server ends claims was set. If it was set ahead, two clients may
+    /// hold at a time. Fences stay in order.
     ///
-    /// Found by comparing what the server shows in its answers to renewals, which waiting claims
-    /// have too, with this machine's boot clock. A clock that stops shows as a step back first.
+    /// The client compares the server's time in answers to renewals and heartbeats with this
+    /// machine's boot clock. A clock that stops shows as a step back first.
     ClockStep {
-        /// Which server.
+        /// The server.
         server: &'a str,
         /// By how much, at least.
         by: Shift,
     },
-    /// The wall clock by which a server ends claims stands still: what a holder that died had
-    /// never expires. Told once, until it runs again.
+    /// The wall clock by which a server ends claims stands still: the leases of dead holders never
+    /// expire. Reported once, until it runs again.
     ClockFrozen {
-        /// Which server.
+        /// The server.
         server: &'a str,
         /// For how long already, at least.
         stood: Duration,
     },
-    /// A server's settings were changed while this client was connected, so that it may evict
-    /// locks that are held. It would have been refused at the start. Told once, until it may not.
+    /// A server's settings changed while this client was connected, and it may evict locks that are
+    /// held. At connect the client would have refused it. Reported once, until it may not.
     MayEvict {
-        /// Which server.
+        /// The server.
         server: &'a str,
         /// Its eviction policy, in its own words.
         policy: &'a str,
     },
 }
 
-/// What this client did since it connected, and has now.
+/// A client's counts since it connected, and its present leases and waits.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Stats {
     /// Leases granted.
     pub acquired: u64,
     /// Leases given back.
     pub released: u64,
-    /// Claims that had to wait or were refused because somebody held the name.
+    /// Claims that had to wait or were refused because the name was held.
     pub contended: u64,
     /// Leases whose time ran out before they were given back.
     pub expired: u64,
@@ -129,10 +137,10 @@ pub struct Stats {
     pub waiting: u64,
 }
 
-/// What a client counts, spread over lanes: grants of different threads must not meet here.
+/// A client's counters, spread over cache lines so that grants on many threads do not contend.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
-    lanes: [Lane<Tallies>; LANES],
+    shards: [CachePadded<Tallies>; THREAD_SHARDS],
 }
 
 #[derive(Debug, Default)]
@@ -186,21 +194,22 @@ impl Counters {
     }
 
     fn add(&self, which: impl FnOnce(&Tallies) -> &AtomicU64) {
-        which(&self.lanes[lane()].0).fetch_add(1, Ordering::Relaxed);
+        which(&self.shards[thread_shard()].0).fetch_add(1, Ordering::Relaxed);
     }
 
     fn sum(&self, which: impl Fn(&Tallies) -> &AtomicU64) -> u64 {
-        self.lanes.iter().map(|lane| which(&lane.0).load(Ordering::Relaxed)).sum()
+        self.shards.iter().map(|shard| which(&shard.0).load(Ordering::Relaxed)).sum()
     }
 
-    /// The sums, together with what came and went elsewhere.
-    pub(crate) fn stats(&self, turnover: impl FnOnce() -> Turnover) -> Stats {
-        // The ends are read before the beginnings, so that nothing falls below zero.
+    /// The sums, together with the registry's own counts.
+    pub(crate) fn stats(&self, local_counts: impl FnOnce() -> LocalCounts) -> Stats {
+        // Reads the ends before the beginnings, so that no difference falls below zero.
         let (released, lost) = (self.sum(|of| &of.released), self.sum(|of| &of.lost));
         let (detached, wait_ended) = (self.sum(|of| &of.detached), self.sum(|of| &of.wait_ended));
-        let turnover = turnover();
+        let local_counts = local_counts();
         let (acquired, adopted) = (self.sum(|of| &of.acquired), self.sum(|of| &of.adopted));
-        let (acquired, released) = (acquired + turnover.acquired, released + turnover.released);
+        let (acquired, released) =
+            (acquired + local_counts.acquired, released + local_counts.released);
         Stats {
             acquired,
             released,
@@ -212,8 +221,8 @@ impl Counters {
         }
     }
 
-    /// What was counted since `told`, for the store. Expiries are not in it: the store sees those
-    /// itself, also of holders that died.
+    /// The counts since `told`, for the store. Expiries are left out: the store sees those itself,
+    /// including those of dead holders.
     pub(crate) fn untold(now: &Stats, told: &Counts) -> Counts {
         Counts {
             acquired: now.acquired - told.acquired,

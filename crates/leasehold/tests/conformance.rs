@@ -1,7 +1,7 @@
 //! The conformance suite on every engine of this build: one test per engine and case.
 //!
-//! What is tested is in `leasehold_testkit::conformance`; here are only the stores to test it on.
-//! A case that an engine's capabilities rule out is not listed for it.
+//! The cases are in `leasehold_testkit::conformance`; this file only brings the stores. A case that
+//! an engine's capabilities rule out is not listed for it.
 
 use std::process::{Command, ExitCode};
 use std::sync::Arc;
@@ -12,8 +12,15 @@ use leasehold::Result;
 use leasehold::claim::Ttl;
 use leasehold::engine::Engine;
 use leasehold::memory::Memory;
-use leasehold_testkit::conformance::{CASES, Case, Failure, Harness, run, worker};
+use leasehold_testkit::conformance::{CASES, Can, Case, Failure, Harness, run, worker};
+#[cfg(any(feature = "etcd", feature = "postgres", feature = "redis", feature = "zookeeper"))]
+use leasehold_testkit::conformance::{Crashing, Proxied, Starting};
 use libtest_mimic::{Arguments, Failed, Trial};
+use toy_engine::Toy;
+
+#[allow(dead_code, unreachable_pub, reason = "it is an example as well, with a main function")]
+#[path = "../examples/toy_engine.rs"]
+mod toy_engine;
 
 fn main() -> ExitCode {
     worker::run_if_asked();
@@ -21,13 +28,15 @@ fn main() -> ExitCode {
     // Most cases wait most of the time.
     let parallel = std::thread::available_parallelism().map_or(1, usize::from) * 4;
     arguments.test_threads.get_or_insert(parallel);
-    // Servers of engines that nobody asked for need not start.
+    // Only the engines that the filter names need servers.
     let asked = |engine: &str| match arguments.filter.as_deref().and_then(|f| f.split_once("::")) {
         Some((only, _)) => only == engine,
         None => true,
     };
     let engines = ENGINES.iter().filter(|(engine, _)| asked(engine));
-    let all = engines.flat_map(|(engine, make)| trials(engine, *make)).collect();
+    let mut all: Vec<Trial> = engines.flat_map(|(engine, make)| trials(engine, *make)).collect();
+    // In the order of other test programs: `cargo xtask test` thereby knows when each test began.
+    all.sort_by(|one, other| one.name().cmp(other.name()));
     let done = libtest_mimic::run(&arguments, all);
     #[cfg(feature = "etcd")]
     if let Err(leases) = etcd::all_leases_end() {
@@ -42,6 +51,7 @@ type Make = fn() -> std::result::Result<Arc<dyn Harness>, Failure>;
 
 const ENGINES: &[(&str, Make)] = &[
     ("memory", || Ok(Arc::new(MemoryStore(Memory::new())))),
+    ("toy", || Ok(Arc::new(ToyStore(Toy::open())))),
     #[cfg(feature = "etcd")]
     ("etcd", || Ok(Arc::new(etcd::cluster()?))),
     #[cfg(feature = "postgres")]
@@ -58,25 +68,43 @@ const ENGINES: &[(&str, Make)] = &[
     ("redlock3", || Ok(Arc::new(redis::redlock3()?))),
     #[cfg(feature = "redis")]
     ("redlock5", || Ok(Arc::new(redis::redlock5()?))),
+    #[cfg(feature = "redis")]
+    (USUAL, || Ok(Arc::new(redis::redlock_usual()?))),
     #[cfg(feature = "sqlite")]
     ("sqlite", || Ok(Arc::new(sqlite::SqliteStore::new()?))),
     #[cfg(feature = "zookeeper")]
     ("zookeeper", || Ok(Arc::new(zookeeper::ensemble()?))),
 ];
 
+/// Redlock with the longest ttl that it allows by default.
+const USUAL: &str = "redlock_usual";
+
+/// Whether a case is about spans, which Redlock bounds, and asks the store for its longest one. The
+/// others have ttls beyond that.
+fn fits_usual(case: &Case) -> bool {
+    let group = case.group.rsplit("::").next();
+    let is_about_spans = group.is_some_and(|g| ["handle", "limits", "once", "rate"].contains(&g));
+    is_about_spans && case.name != "extreme_ttls_are_kept"
+}
+
 fn trials(engine: &str, make: Make) -> Vec<Trial> {
+    let store = make().expect("an empty store");
     let can = runtime().block_on(async {
-        let store = make().expect("an empty store");
-        store.engine().await.expect("a connection to an empty store").info().can
+        Can::of_engine(&store.engine().await.expect("a connection to an empty store"))
     });
-    let cases = CASES.iter().filter(|case| (case.needs)(&can));
+    let applies = |case: &&Case| (case.needs)(&can) && (case.applies)(&*store);
+    let cases = CASES.iter().filter(applies).filter(|case| engine != USUAL || fits_usual(case));
     let named = |case: &Case| format!("{engine}::{}", case.name);
     cases.map(|case| Trial::test(named(case), move || test(case, make))).collect()
 }
 
 fn test(case: &'static Case, make: Make) -> std::result::Result<(), Failed> {
+    leasehold_testkit::servers::set_failed(false);
     let ran = runtime().block_on(async { run(case, make()?).await });
-    ran.map_err(Failed::from)
+    ran.map_err(|failure| {
+        leasehold_testkit::servers::show_shared_logs();
+        Failed::from(failure)
+    })
 }
 
 fn runtime() -> tokio::runtime::Runtime {
@@ -106,7 +134,30 @@ impl Harness for MemoryStore {
     }
 }
 
-/// Starts something once; whoever comes meanwhile waits for it.
+/// The engine of `docs/adding-an-engine.md`.
+#[derive(Debug)]
+struct ToyStore(Toy);
+
+#[async_trait]
+impl Harness for ToyStore {
+    async fn engine(&self) -> Result<Arc<dyn Engine>> {
+        Ok(Arc::new(self.0.clone()))
+    }
+
+    fn url(&self) -> Option<String> {
+        None
+    }
+
+    fn ttl_floor(&self) -> Duration {
+        Ttl::MIN
+    }
+
+    fn worker(&self) -> Option<Command> {
+        None
+    }
+}
+
+/// Starts something once; callers that come meanwhile wait for it.
 #[cfg(any(feature = "etcd", feature = "postgres", feature = "redis", feature = "zookeeper"))]
 fn once<T: Send + Sync + 'static>(
     place: &'static std::sync::OnceLock<T>,
@@ -123,8 +174,9 @@ fn once<T: Send + Sync + 'static>(
 
 #[cfg(feature = "postgres")]
 mod postgres {
-    //! A server that lives as long as this program, and a schema of its own for each store; for
-    //! advisory locks, whose keys are the database's, a database of its own.
+    //! A server that lives as long as this program, and a schema of its own for each store. The
+    //! keys of advisory locks belong to a database, so each of their stores has a database of its
+    //! own.
 
     use super::*;
     use std::sync::OnceLock;
@@ -133,15 +185,24 @@ mod postgres {
     use leasehold::postgres::{Advisory, LeaseTable};
     use leasehold_testkit::servers;
 
+    static SERVER: OnceLock<servers::Server> = OnceLock::new();
+
     #[derive(Debug)]
     pub(super) struct TableStore {
         url: String,
     }
 
+    fn alone() -> leasehold_testkit::Result<servers::Group> {
+        Ok(servers::Postgres::new().start_blocking()?.into())
+    }
+
     fn server() -> std::result::Result<&'static servers::Server, Failure> {
-        static SERVER: OnceLock<servers::Server> = OnceLock::new();
         once(&SERVER, || {
-            servers::Postgres::new().setting("max_connections", "500").start_blocking()
+            // The cases that run at once have more clients than the usual 100 connections serve.
+            servers::Postgres::new()
+                .setting("max_connections", "500")
+                .start_blocking()
+                .map(servers::Server::shared)
         })
     }
 
@@ -163,7 +224,7 @@ mod postgres {
         server.sql(&format!("CREATE DATABASE store_{number}"))?;
         let address = server.address();
         let url = format!("postgres+advisory://postgres@{address}/store_{number}");
-        // One case has fifty claims wait at once.
+        // In one case fifty claims wait at once.
         Ok(AdvisoryStore { url: format!("{url}?connections=64") })
     }
 
@@ -184,6 +245,19 @@ mod postgres {
         fn worker(&self) -> Option<Command> {
             Some(Command::new(std::env::current_exe().expect("this program is a file")))
         }
+
+        fn proxied(&self) -> Option<Starting<Proxied>> {
+            let server = SERVER.get();
+            Some(Proxied::start(&self.url, server, |url| Arc::new(AdvisoryStore { url })))
+        }
+
+        fn crashing(&self) -> Option<Starting<Crashing>> {
+            Some(Crashing::start(alone, |servers| {
+                let address = servers.servers()[0].address();
+                let url = format!("postgres+advisory://postgres@{address}/postgres");
+                Arc::new(AdvisoryStore { url })
+            }))
+        }
     }
 
     #[async_trait]
@@ -203,6 +277,17 @@ mod postgres {
         fn worker(&self) -> Option<Command> {
             Some(Command::new(std::env::current_exe().expect("this program is a file")))
         }
+
+        fn proxied(&self) -> Option<Starting<Proxied>> {
+            let server = SERVER.get();
+            Some(Proxied::start(&self.url, server, |url| Arc::new(TableStore { url })))
+        }
+
+        fn crashing(&self) -> Option<Starting<Crashing>> {
+            Some(Crashing::start(alone, |servers| {
+                Arc::new(TableStore { url: servers.url().to_owned() })
+            }))
+        }
     }
 }
 
@@ -210,10 +295,12 @@ mod postgres {
 mod etcd {
     //! A cluster that lives as long as this program, and a key prefix of its own for each store.
     //!
-    //! What is left is read raw. Keys are a store's, and looked at after each case; a lease does
-    //! not say whose it is, so leases are looked at when all cases are over.
+    //! The test reads leftovers raw. A key belongs to one store, so the test looks for keys after
+    //! each case. A lease does not name its owner, so the test looks for leases when all cases are
+    //! over.
 
     use super::*;
+    use std::net::SocketAddr;
     use std::sync::atomic::{AtomicU64, Ordering};
     use std::sync::{Mutex, OnceLock};
     use std::time::Instant;
@@ -226,21 +313,28 @@ mod etcd {
 
     static SERVERS: OnceLock<servers::Group> = OnceLock::new();
 
-    /// What cases opened and is closed. A client that was dropped may have been renewing then, and
+    /// Engines that cases opened, closed by now. A client that was dropped during a renewal may
     /// have made one more lease.
     static CLOSED: Mutex<Vec<Etcd>> = Mutex::new(Vec::new());
 
-    /// What stays in a store for good.
-    const STAYS: [&str; 4] =
-        ["leasehold:store", "leasehold:epoch", "leasehold:farewell", "leasehold:totals:"];
+    /// Keys that stay in a store for good.
+    const STAYS: [&str; 5] = [
+        "leasehold:store",
+        "leasehold:epoch",
+        "leasehold:farewell",
+        "leasehold:holders",
+        "leasehold:totals:",
+    ];
 
-    /// How long a lease may last that a case leaves to a process which it kills. What nobody
-    /// revoked although its client was closed lasts longer, with the ttls that most cases have.
+    /// The longest ttl of a lease that a case leaves to a process which it kills. With the ttls of
+    /// most cases, a lease that no closed client revoked lasts longer.
     const LEASE_MAX: Duration = Duration::from_secs(30);
 
     pub(super) struct EtcdStore {
         url: String,
         prefix: String,
+        /// One of the servers, without a proxy.
+        server: SocketAddr,
         /// Every connection of this process, to be closed when the case is over.
         opened: Mutex<Vec<Etcd>>,
     }
@@ -253,16 +347,20 @@ mod etcd {
 
     pub(super) fn cluster() -> std::result::Result<EtcdStore, Failure> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
-        let servers = once(&SERVERS, || servers::Etcd::new().start_cluster_blocking())?;
+        let servers = once(&SERVERS, || {
+            servers::Etcd::new().start_cluster_blocking().map(servers::Group::shared)
+        })?;
         let prefix = format!("store{}:", NEXT.fetch_add(1, Ordering::Relaxed));
         let url = format!("{}?prefix={prefix}", servers.url());
-        Ok(EtcdStore { url, prefix, opened: Mutex::default() })
+        Ok(EtcdStore::new(url, prefix, servers.servers()[0].address()))
     }
 
-    /// What etcd's own command says, line by line.
-    fn etcdctl(words: &[&str]) -> Vec<String> {
-        let servers = SERVERS.get().expect("the cluster runs");
-        let address = servers.servers()[0].address();
+    fn alone() -> leasehold_testkit::Result<servers::Group> {
+        Ok(servers::Etcd::new().start_blocking()?.into())
+    }
+
+    /// The output of etcd's own command, line by line.
+    fn etcdctl(address: SocketAddr, words: &[&str]) -> Vec<String> {
         let mut command = Command::new("etcdctl");
         command.env("ETCDCTL_API", "3").arg(format!("--endpoints={address}")).args(words);
         let done = command.output().expect("`cargo xtask setup` installs etcdctl");
@@ -271,11 +369,11 @@ mod etcd {
         text.lines().filter(|line| !line.is_empty()).map(str::to_owned).collect()
     }
 
-    /// Waits until no lease is left; those that stay are the error.
+    /// Waits until no lease is left that holds a key; the error names those that stay. A client
+    /// that a case cut off cannot revoke its lease, which holds nothing and ends by itself.
     pub(super) fn all_leases_end() -> std::result::Result<(), String> {
-        if SERVERS.get().is_none() {
-            return Ok(());
-        }
+        let Some(servers) = SERVERS.get() else { return Ok(()) };
+        let server = servers.servers()[0].address();
         let closed = std::mem::take(&mut *CLOSED.lock().expect("nobody panics"));
         runtime().block_on(async {
             for engine in closed {
@@ -285,24 +383,31 @@ mod etcd {
         })?;
         let begun = Instant::now();
         loop {
-            let mut leases = etcdctl(&["lease", "list"]);
+            let mut leases = etcdctl(server, &["lease", "list"]);
             leases.remove(0);
             if leases.is_empty() {
                 return Ok(());
             }
             if begun.elapsed() > LEASE_MAX {
-                let told =
-                    leases.iter().flat_map(|id| etcdctl(&["lease", "timetolive", id, "--keys"]));
-                return Err(told.collect::<Vec<String>>().join("\n"));
+                let told = leases
+                    .iter()
+                    .flat_map(|id| etcdctl(server, &["lease", "timetolive", id, "--keys"]));
+                let holding: Vec<String> =
+                    told.filter(|lease| !lease.contains("attached keys([])")).collect();
+                return if holding.is_empty() { Ok(()) } else { Err(holding.join("\n")) };
             }
             std::thread::sleep(Duration::from_millis(100));
         }
     }
 
     impl EtcdStore {
-        /// Every key of the store that does not stay for good.
+        fn new(url: String, prefix: String, server: SocketAddr) -> Self {
+            Self { url, prefix, server, opened: Mutex::default() }
+        }
+
+        /// Every key of the store, without those that stay for good.
         fn keys(&self) -> Vec<String> {
-            let mut keys = etcdctl(&["get", &self.prefix, "--prefix", "--keys-only"]);
+            let mut keys = etcdctl(self.server, &["get", &self.prefix, "--prefix", "--keys-only"]);
             keys.retain(|key| {
                 let own = &key[self.prefix.len()..];
                 !STAYS.iter().any(|stays| own.starts_with(stays))
@@ -331,6 +436,24 @@ mod etcd {
             Some(Command::new(std::env::current_exe().expect("this program is a file")))
         }
 
+        fn proxied(&self) -> Option<Starting<Proxied>> {
+            let (prefix, server) = (self.prefix.clone(), self.server);
+            // One member: with several, a client stops listening to a member that is silent and
+            // asks another.
+            let url = format!("etcd://{server}?prefix={prefix}");
+            let member = SERVERS.get().and_then(|servers| servers.servers().first());
+            Some(Proxied::start(&url, member, move |url| {
+                Arc::new(EtcdStore::new(url, prefix, server))
+            }))
+        }
+
+        fn crashing(&self) -> Option<Starting<Crashing>> {
+            Some(Crashing::start(alone, |servers| {
+                let server = servers.servers()[0].address();
+                Arc::new(EtcdStore::new(servers.url().to_owned(), String::new(), server))
+            }))
+        }
+
         async fn residue(&self) -> Result<Vec<LineView>> {
             let lines = Etcd::open(&self.url).await?.inspect(&Query::all()).await?.lines;
             if !lines.is_empty() {
@@ -344,7 +467,8 @@ mod etcd {
             });
             let lines: Vec<LineView> = lines.collect();
             if lines.is_empty() {
-                // What is not revoked now lives on for as long as the longest ttl of the case.
+                // A lease that is not revoked now lives on for as long as the longest ttl of the
+                // case.
                 let opened = std::mem::take(&mut *self.opened.lock().expect("nobody panics"));
                 for engine in &opened {
                     engine.close().await?;
@@ -367,51 +491,88 @@ mod redis {
     use leasehold::redis::{Redis, open_redlock};
     use leasehold_testkit::servers;
 
-    #[derive(Debug)]
+    #[derive(Debug, Clone)]
     pub(super) struct RedisStore {
         url: String,
+        /// The servers that the url names, if clients find no others.
+        named: &'static [servers::Server],
+        alone: Option<Start>,
     }
 
-    /// A store on independent servers. Cases have ttls beyond what a quorum allows by itself.
-    fn redlock_store(servers: &servers::Group) -> RedisStore {
-        let hosts: Vec<String> =
-            servers.servers().iter().map(|server| server.address().to_string()).collect();
-        let RedisStore { url } = store(&format!("redlock://{}", hosts.join(",")));
-        RedisStore { url: format!("{url}&ttl_max_ms=86400000") }
+    /// Starts servers that keep their data.
+    type Start = fn() -> leasehold_testkit::Result<servers::Group>;
+
+    fn durable() -> servers::Redis {
+        servers::Redis::new().append_only()
+    }
+
+    /// A store on independent servers. Cases have ttls beyond the 60 s that a quorum allows by
+    /// default; those that are about such bounds run on [`redlock_usual`], too.
+    fn redlock_store(servers: &'static servers::Group, alone: Start) -> RedisStore {
+        let mut redlock = store(servers.url(), servers.servers(), Some(alone));
+        redlock.url.push_str("&ttl_max_ms=86400000");
+        redlock.url.push_str(PATIENT);
+        redlock
+    }
+
+    /// A busy machine is no silent node.
+    const PATIENT: &str = "&node_timeout_ms=2000";
+
+    pub(super) fn redlock_usual() -> std::result::Result<RedisStore, Failure> {
+        static SERVERS: OnceLock<servers::Group> = OnceLock::new();
+        let servers = once(&SERVERS, || {
+            servers::Redis::new().start_many_blocking(3).map(servers::Group::shared)
+        })?;
+        let mut redlock = store(servers.url(), servers.servers(), None);
+        redlock.url.push_str(PATIENT);
+        Ok(redlock)
     }
 
     pub(super) fn redlock3() -> std::result::Result<RedisStore, Failure> {
         static SERVERS: OnceLock<servers::Group> = OnceLock::new();
-        Ok(redlock_store(once(&SERVERS, || servers::Redis::new().start_many_blocking(3))?))
+        let servers = once(&SERVERS, || {
+            servers::Redis::new().start_many_blocking(3).map(servers::Group::shared)
+        })?;
+        Ok(redlock_store(servers, || durable().start_many_blocking(3)))
     }
 
     pub(super) fn redlock5() -> std::result::Result<RedisStore, Failure> {
         static SERVERS: OnceLock<servers::Group> = OnceLock::new();
-        Ok(redlock_store(once(&SERVERS, || servers::Redis::new().start_many_blocking(5))?))
+        let servers = once(&SERVERS, || {
+            servers::Redis::new().start_many_blocking(5).map(servers::Group::shared)
+        })?;
+        Ok(redlock_store(servers, || durable().start_many_blocking(5)))
     }
 
-    fn store(address: &str) -> RedisStore {
+    fn store(address: &str, named: &'static [servers::Server], alone: Option<Start>) -> RedisStore {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        RedisStore { url: format!("{address}?prefix=store{number}:") }
+        RedisStore { url: format!("{address}?prefix=store{number}:"), named, alone }
     }
 
     pub(super) fn one() -> std::result::Result<RedisStore, Failure> {
         static SERVER: OnceLock<servers::Server> = OnceLock::new();
-        let server = once(&SERVER, || servers::Redis::new().start_blocking())?;
-        Ok(store(server.url()))
+        let server =
+            once(&SERVER, || servers::Redis::new().start_blocking().map(servers::Server::shared))?;
+        let alone = || Ok(durable().start_blocking()?.into());
+        Ok(store(server.url(), std::slice::from_ref(server), Some(alone)))
     }
 
     pub(super) fn sentinel() -> std::result::Result<RedisStore, Failure> {
         static SERVERS: OnceLock<servers::SentinelGroup> = OnceLock::new();
-        let servers = once(&SERVERS, || servers::Redis::new().start_sentinel_blocking())?;
-        Ok(store(servers.url()))
+        let servers = once(&SERVERS, || {
+            servers::Redis::new().start_sentinel_blocking().map(servers::SentinelGroup::shared)
+        })?;
+        // A failover may lose writes that the master has answered.
+        Ok(store(servers.url(), &[], None))
     }
 
     pub(super) fn cluster() -> std::result::Result<RedisStore, Failure> {
         static SERVERS: OnceLock<servers::Group> = OnceLock::new();
-        let servers = once(&SERVERS, || servers::Redis::new().start_cluster_blocking())?;
-        Ok(store(servers.url()))
+        let servers = once(&SERVERS, || {
+            servers::Redis::new().start_cluster_blocking().map(servers::Group::shared)
+        })?;
+        Ok(store(servers.url(), &[], Some(|| durable().start_cluster_blocking())))
     }
 
     #[async_trait]
@@ -434,12 +595,27 @@ mod redis {
         fn worker(&self) -> Option<Command> {
             Some(Command::new(std::env::current_exe().expect("this program is a file")))
         }
+
+        fn proxied(&self) -> Option<Starting<Proxied>> {
+            let far = self.clone();
+            let at = move |url| Arc::new(RedisStore { url, ..far }) as Arc<dyn Harness>;
+            (!self.named.is_empty()).then(|| Proxied::start(&self.url, self.named, at))
+        }
+
+        fn crashing(&self) -> Option<Starting<Crashing>> {
+            let far = self.clone();
+            let at = move |servers: &servers::Group| {
+                let url = servers.url().to_owned();
+                Arc::new(RedisStore { url, ..far }) as Arc<dyn Harness>
+            };
+            self.alone.map(|start| Crashing::start(start, at))
+        }
     }
 }
 
 #[cfg(feature = "sqlite")]
 mod sqlite {
-    //! A store in a file of its own, which every connection opens anew.
+    //! A store in a file of its own, which every connection opens again.
 
     use super::*;
     use leasehold::sqlite::Sqlite;
@@ -479,6 +655,7 @@ mod zookeeper {
     //! An ensemble that lives as long as this program, and a node of its own for each store.
 
     use super::*;
+    use std::net::SocketAddr;
     use std::sync::OnceLock;
     use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -491,21 +668,32 @@ mod zookeeper {
     #[derive(Debug)]
     pub(super) struct ZooKeeperStore {
         url: String,
-        servers: &'static servers::Group,
+        /// One of the servers, without a proxy.
+        server: SocketAddr,
         root: String,
     }
 
+    static SERVERS: OnceLock<servers::Group> = OnceLock::new();
+
+    /// ZooKeeper's default tick, and so its default limits for sessions: 4 to 40 s.
+    fn usual() -> servers::Zookeeper {
+        let options = servers::Zookeeper::new().setting("tickTime", "2000");
+        options.setting("minSessionTimeout", "4000").setting("maxSessionTimeout", "40000")
+    }
+
+    /// With ZooKeeper's default limit of connections for each address.
+    fn alone() -> leasehold_testkit::Result<servers::Group> {
+        Ok(usual().setting("maxClientCnxns", "60").start_blocking()?.into())
+    }
+
     pub(super) fn ensemble() -> std::result::Result<ZooKeeperStore, Failure> {
-        static SERVERS: OnceLock<servers::Group> = OnceLock::new();
         static NEXT: AtomicU64 = AtomicU64::new(0);
-        // Cases have ttls beyond the sessions that a server allows by itself.
-        let servers = once(&SERVERS, || {
-            let options = servers::Zookeeper::new();
-            options.setting("maxSessionTimeout", "200000000").start_ensemble_blocking()
-        })?;
+        let servers =
+            once(&SERVERS, || usual().start_ensemble_blocking().map(servers::Group::shared))?;
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let root = format!("/store{number}");
-        Ok(ZooKeeperStore { url: format!("{}{root}", servers.url()), servers, root })
+        let server = servers.servers()[0].address();
+        Ok(ZooKeeperStore { url: format!("{}{root}", servers.url()), server, root })
     }
 
     #[async_trait]
@@ -522,14 +710,34 @@ mod zookeeper {
             Ttl::MIN
         }
 
+        /// A session lasts for at most 40 s.
+        fn emptied_within(&self) -> Duration {
+            Duration::from_secs(30)
+        }
+
         fn worker(&self) -> Option<Command> {
             Some(Command::new(std::env::current_exe().expect("this program is a file")))
         }
 
-        /// Every node that is not the store's own, whatever the engine would make of it.
+        fn proxied(&self) -> Option<Starting<Proxied>> {
+            let (server, root) = (self.server, self.root.clone());
+            let servers = SERVERS.get().into_iter().flat_map(servers::Group::servers);
+            Some(Proxied::start(&self.url, servers, move |url| {
+                Arc::new(ZooKeeperStore { url, server, root })
+            }))
+        }
+
+        fn crashing(&self) -> Option<Starting<Crashing>> {
+            Some(Crashing::start(alone, |servers| {
+                let (server, root) = (servers.servers()[0].address(), "/store".to_owned());
+                let url = format!("{}{root}", servers.url());
+                Arc::new(ZooKeeperStore { url, server, root })
+            }))
+        }
+
+        /// Every node that is not the store's own, also those that the engine would not read.
         async fn residue(&self) -> Result<Vec<LineView>> {
-            let server = self.servers.servers()[0].address();
-            let nodes = servers::znodes(server, &self.root, None).await.map_err(|error| {
+            let nodes = servers::znodes(self.server, &self.root, None).await.map_err(|error| {
                 let (store, cause) = (self.url.clone(), error.to_string());
                 Error::Store { store, cause, transient: false }
             })?;

@@ -1,11 +1,11 @@
-//! Random verbs, driven through an engine and through the rule itself: every answer must agree.
+//! Random verbs, run on an engine and on the rule itself: every answer must agree.
 //!
-//! The reference is `leasehold::line::Line`, used directly. Both live on one virtual clock, so
-//! that times are compared exactly. Only the numbers of fences may differ: an engine may leave
-//! gaps, but order and equality must be those of the reference, and in one line they only rise.
-//! Waiting, renewing in the background and crashes are left to the conformance suite.
+//! The reference is `leasehold::line::Line`, used directly. Both live on one virtual clock, so that
+//! the test compares times exactly. Only the numbers of fences may differ: an engine may leave
+//! gaps. But their order and equality must be those of the reference, and in one line they only
+//! rise. The conformance suite covers waiting, renewing in the background and crashes.
 //!
-//! `MODEL_TIMES=20` in the environment makes for twenty times as many runs.
+//! `MODEL_TIMES=20` in the environment makes twenty times as many runs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -20,10 +20,11 @@ use leasehold::engine::{Engine, Eviction, LineView, Query, Resize, Resized};
 use leasehold::line::{Line, Refusal};
 use leasehold::memory::Memory;
 use leasehold::{Error, Name};
+use leasehold_testkit::PartVerbs;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestCaseError};
 
-/// Few of each, so that claims meet.
+/// Few names and tokens, so that claims meet.
 const NAMES: [&str; 3] = ["alpha", "alphabet", "beta"];
 const TOKENS: u8 = 5;
 const HOLDERS: u8 = 3;
@@ -31,13 +32,43 @@ const HOLDERS: u8 = 3;
 /// One step of a run. Tokens and names are indices.
 #[derive(Debug, Clone)]
 enum Step {
-    Claim { name: usize, token: u8, mode: Mode, ttl_ms: u64, patience_ms: u64, join: bool },
-    Renew { keys: Vec<(usize, u8)>, ttl_ms: u64, patience_ms: u64 },
-    Release { keys: Vec<(usize, u8)> },
-    Amend { key: (usize, u8), mode: Option<Mode>, note: Option<u8> },
-    Resize { name: usize, of: u32 },
-    Evict { name: usize },
-    Advance { millis: u64 },
+    Claim {
+        name: usize,
+        token: u8,
+        mode: Mode,
+        ttl_ms: u64,
+        patience_ms: u64,
+        join: bool,
+    },
+    Renew {
+        keys: Vec<(usize, u8)>,
+        ttl_ms: u64,
+        patience_ms: u64,
+    },
+    Release {
+        keys: Vec<(usize, u8)>,
+    },
+    KeepClosed {
+        key: (usize, u8),
+        stay_ms: u64,
+    },
+    Amend {
+        key: (usize, u8),
+        mode: Option<Mode>,
+        note: Option<u8>,
+    },
+    Resize {
+        name: usize,
+        of: u32,
+    },
+    /// The bits of `which` choose among the claims of the line.
+    Evict {
+        name: usize,
+        which: u8,
+    },
+    Advance {
+        millis: u64,
+    },
 }
 
 fn mode() -> impl Strategy<Value = Mode> {
@@ -62,10 +93,12 @@ fn step() -> impl Strategy<Value = Step> {
         4 => (keys(), 100..2_000_u64, 100..2_000_u64)
             .prop_map(|(keys, ttl_ms, patience_ms)| Step::Renew { keys, ttl_ms, patience_ms }),
         4 => keys().prop_map(|keys| Step::Release { keys }),
+        2 => ((0..NAMES.len(), 0..TOKENS), 1..2_000_u64)
+            .prop_map(|(key, stay_ms)| Step::KeepClosed { key, stay_ms }),
         3 => ((0..NAMES.len(), 0..TOKENS), prop::option::of(mode()), prop::option::of(0..9_u8))
             .prop_map(|(key, mode, note)| Step::Amend { key, mode, note }),
         1 => (0..NAMES.len(), 1..5_u32).prop_map(|(name, of)| Step::Resize { name, of }),
-        1 => (0..NAMES.len()).prop_map(|name| Step::Evict { name }),
+        1 => (0..NAMES.len(), any::<u8>()).prop_map(|(name, which)| Step::Evict { name, which }),
         4 => prop_oneof![1..50_u64, 50..1_500_u64].prop_map(|millis| Step::Advance { millis }),
     ]
 }
@@ -78,7 +111,7 @@ fn token(index: u8) -> Token {
     Token::from_bytes([index + 1; 16])
 }
 
-/// A claim's holder follows from its token, so that repeating a claim does not change it.
+/// A claim's token determines its holder, so that a repeated claim has the same one.
 fn holder(token: u8) -> Holder {
     let id = u128::from(token % HOLDERS) + 1;
     Holder::known(HolderId(id), format!("holder {id}")).expect("a good label")
@@ -97,8 +130,8 @@ struct Reference {
     settles: Settles,
 }
 
-/// Whether reading a line, or refusing a claim to it, also takes out what has expired in it and
-/// grants what holds now. Only the age of a claim that was granted so can tell.
+/// Whether reading a line, or refusing a claim to it, also removes expired claims from it and
+/// grants the next ones. Only the age of a claim that was granted so shows the difference.
 #[derive(Clone, Copy)]
 struct Settles {
     on_reading: bool,
@@ -106,7 +139,7 @@ struct Settles {
 }
 
 impl Reference {
-    /// The line as a verb finds it.
+    /// The line after expiry, as every verb sees it.
     fn line(&mut self, name: &Name) -> &mut Line<()> {
         let now = self.clock.now();
         let line = self.lines.entry(name.clone()).or_default();
@@ -152,6 +185,11 @@ impl Reference {
         released
     }
 
+    fn keep_closed(&mut self, key: &ClaimKey, stay: Duration) -> Released {
+        let now = self.clock.now();
+        self.line(&key.name).keep_closed(now, &key.token, (stay, Token::retired()))
+    }
+
     fn amend(&mut self, key: &ClaimKey, amendment: &Amendment) -> Amended {
         let now = self.clock.now();
         let line = self.line(&key.name);
@@ -173,10 +211,17 @@ impl Reference {
         resized
     }
 
-    fn evict(&mut self, name: &Name) -> Vec<Holder> {
+    /// The fences of the claims in a line that the bits of `which` choose.
+    fn chosen(&self, name: &Name, which: u8) -> Vec<u64> {
+        let entries = self.lines.get(name).into_iter().flat_map(Line::entries).enumerate();
+        let chosen = entries.filter(|(at, _)| which >> (at % 8) & 1 == 1);
+        chosen.map(|(_, entry)| entry.fence).collect()
+    }
+
+    fn evict(&mut self, name: &Name, fences: &[u64]) -> Vec<Holder> {
         let now = self.clock.now();
         let line = self.line(name);
-        let evicted = line.evict();
+        let evicted = line.evict(|fence| fences.contains(&fence));
         line.settle(now);
         evicted.into_iter().map(|entry| entry.holder).collect()
     }
@@ -204,7 +249,7 @@ impl Reference {
 struct Fences(BTreeMap<(Name, u64), u64>);
 
 impl Fences {
-    /// Enters a pair, or fails if the order of the engine's numbers is not the reference's.
+    /// Enters a pair; fails if the order of the engine's fences is not that of the reference.
     fn pair(&mut self, name: &Name, engine: u64, reference: u64) -> Result<(), TestCaseError> {
         let known = *self.0.entry((name.clone(), reference)).or_insert(engine);
         prop_assert_eq!(known, engine, "a claim's fence changed");
@@ -221,8 +266,8 @@ struct Run {
     fences: Fences,
     /// Moves the clock of the engine's server, if it has one of its own.
     advance_server: Option<Box<dyn Fn(Duration)>>,
-    /// Whether the engine lives on the reference's clock. Where it does not, nothing may expire
-    /// during a run, and times are not compared.
+    /// Whether the engine lives on the reference's clock. If not, nothing may expire during a run,
+    /// and the test compares no times.
     timed: bool,
 }
 
@@ -278,18 +323,18 @@ impl Run {
                 prop_assert_eq!(released, expected);
                 Ok(())
             }
+            Step::KeepClosed { key: at, stay_ms } => {
+                let (key, stay) = (key(*at), Duration::from_millis(*stay_ms));
+                let released = self.engine.keep_closed(&key, stay).await.expect("an answer");
+                prop_assert_eq!(released, self.reference.keep_closed(&key, stay));
+                Ok(())
+            }
             Step::Amend { key: at, mode, note } => {
                 let note = note.map(|text| Note::new(format!("amended {text}")).expect("short"));
                 self.amend(&key(*at), &Amendment { mode: *mode, note }).await
             }
             Step::Resize { name: index, of } => self.resize(&name(*index), *of).await,
-            Step::Evict { name: index } => {
-                let (name, by) = (name(*index), holder(0));
-                let order = Eviction { name: name.clone(), by, reason: "a test".into() };
-                let evicted = self.engine.evict(&order).await.expect("an answer");
-                prop_assert_eq!(evicted, self.reference.evict(&name));
-                Ok(())
-            }
+            Step::Evict { name: index, which } => self.evict(&name(*index), *which).await,
             Step::Advance { millis } => {
                 let span = Duration::from_millis(*millis);
                 self.reference.clock.advance(span);
@@ -301,18 +346,36 @@ impl Run {
         }
     }
 
+    async fn evict(&mut self, name: &Name, which: u8) -> Result<(), TestCaseError> {
+        let chosen = self.reference.chosen(name, which);
+        let of_engine = |fence: &u64| self.fences.0[&(name.clone(), *fence)];
+        let order = Eviction {
+            name: name.clone(),
+            fences: chosen.iter().map(of_engine).collect(),
+            unreadable: false,
+            by: holder(0),
+            reason: "a test".into(),
+        };
+        let evicted = self.engine.evict(&order).await.expect("an answer");
+        prop_assert_eq!(evicted, self.reference.evict(name, &chosen));
+        Ok(())
+    }
+
     async fn amend(&mut self, key: &ClaimKey, amendment: &Amendment) -> Result<(), TestCaseError> {
-        let can = self.engine.info().can;
-        if !can.amend || amendment.mode.is_some() && !can.convert {
-            return Ok(());
+        let parts = self.engine.all_parts();
+        if let (Some(mode), Some(part)) = (amendment.mode, parts.convert) {
+            let amended = part.set_mode(key, mode).await.expect("an answer");
+            prop_assert_eq!(amended, self.reference.amend(key, &Amendment::mode(mode)));
         }
-        let amended = self.engine.amend(key, amendment).await.expect("an answer");
-        prop_assert_eq!(amended, self.reference.amend(key, amendment));
+        if let (Some(note), Some(part)) = (&amendment.note, parts.amend) {
+            let amended = part.set_note(key, note).await.expect("an answer");
+            prop_assert_eq!(amended, self.reference.amend(key, &Amendment::note(note.clone())));
+        }
         Ok(())
     }
 
     async fn resize(&mut self, name: &Name, of: u32) -> Result<(), TestCaseError> {
-        if !self.engine.info().can.resize {
+        if self.engine.all_parts().convert.is_none() {
             return Ok(());
         }
         let order = Resize { name: name.clone(), of, by: holder(0) };
@@ -354,10 +417,18 @@ impl Run {
                 prop_assert!(remaining == expected_remaining || !self.timed, "{:?}", remaining);
                 self.fences.pair(name, fence, expected)
             }
-            (Standing::Queued { ahead, .. }, Standing::Queued { ahead: expected, .. })
-                if !self.timed =>
-            {
-                prop_assert_eq!(ahead, expected);
+            (
+                Standing::Queued { place, ahead, retry_in },
+                Standing::Queued {
+                    place: expected_place,
+                    ahead: expected_ahead,
+                    retry_in: expected_retry_in,
+                },
+            ) => {
+                // The place of each of these engines is the fence that the claim joined with.
+                self.fences.pair(name, place.number(), expected_place.number())?;
+                prop_assert_eq!(ahead, expected_ahead);
+                prop_assert!(retry_in == expected_retry_in || !self.timed, "{:?}", retry_in);
                 Ok(())
             }
             (
@@ -389,16 +460,54 @@ impl Run {
                 }
             }
         }
-        // Fences are equal by now; everything else must be so by itself.
+        // Fences are equal by now; everything else must be equal by itself.
         prop_assert_eq!(format!("{:#?}", page.lines), format!("{expected:#?}"));
         Ok(())
     }
 }
 
-/// Histories in which one client's claim is evicted and made anew by another, under its token: the
-/// first may still have its own in mind when it asks. Parts go to the two in turns.
+/// How often each name was given back under each token.
 #[cfg(any(feature = "etcd", feature = "zookeeper"))]
-fn made_anew() -> Vec<Vec<Vec<Step>>> {
+type GivenBack = BTreeMap<(usize, u8), u8>;
+
+/// Gives each claim that follows a release of its token a token of its own, as the library does.
+///
+/// On some engines only a claim that keeps its name closed makes a difference. On others a client
+/// may give back a claim that it does not know. It looks for that claim again later, because the
+/// claim may still be in flight.
+#[cfg(any(feature = "etcd", feature = "zookeeper"))]
+fn with_fresh_tokens(mut step: Step, given_back: &mut GivenBack, releases_too: bool) -> Step {
+    let fresh = |of: &mut (usize, u8), times: &GivenBack| {
+        of.1 += times.get(of).copied().unwrap_or_default() * TOKENS;
+    };
+    let mut gone: BTreeSet<(usize, u8)> = BTreeSet::new();
+    match &mut step {
+        Step::Claim { name, token, .. } => {
+            let mut of = (*name, *token);
+            fresh(&mut of, given_back);
+            *token = of.1;
+        }
+        Step::Amend { key, .. } => fresh(key, given_back),
+        Step::Renew { keys, .. } => keys.iter_mut().for_each(|of| fresh(of, given_back)),
+        Step::Release { keys } => {
+            gone.extend(keys.iter().filter(|_| releases_too));
+            keys.iter_mut().for_each(|of| fresh(of, given_back));
+        }
+        Step::KeepClosed { key, .. } => {
+            gone.insert(*key);
+            fresh(key, given_back);
+        }
+        Step::Resize { .. } | Step::Evict { .. } | Step::Advance { .. } => {}
+    }
+    gone.into_iter().for_each(|of| *given_back.entry(of).or_default() += 1);
+    step
+}
+
+/// Histories in which an administrator evicts one client's claim, and another client makes it again
+/// under the same token. The first client may still remember its own claim when it asks. The two
+/// take turns at the parts.
+#[cfg(any(feature = "etcd", feature = "zookeeper"))]
+fn claims_made_again() -> Vec<Vec<Vec<Step>>> {
     let at = (0, 0);
     let claim = |join| Step::Claim {
         name: at.0,
@@ -418,7 +527,7 @@ fn made_anew() -> Vec<Vec<Vec<Step>>> {
         claim(true),
     ];
     let history = |verb: Step| {
-        let again = vec![Step::Evict { name: at.0 }, claim(true)];
+        let again = vec![Step::Evict { name: at.0, which: u8::MAX }, claim(true)];
         vec![vec![claim(true)], again, vec![verb.clone(), verb]]
     };
     verbs.map(history).to_vec()
@@ -449,7 +558,7 @@ proptest! {
 
 #[cfg(feature = "sqlite")]
 mod sqlite {
-    //! The same on a file; a fresh one for each run, so that shrinking starts from nothing.
+    //! The same on a file; a new one for each run, so that shrinking starts from nothing.
 
     use super::*;
     use leasehold::sqlite::{Settings, Sqlite};
@@ -468,7 +577,7 @@ mod sqlite {
             runtime().block_on(Run::new(engine, clock, NEVER).steps(&steps))?;
         }
 
-        /// Each verb goes through another connection, as if another process sent it.
+        /// Each verb goes through another connection, as from another process.
         #[test]
         fn sqlite_answers_as_the_rule_over_three_connections(
             parts in prop::collection::vec(prop::collection::vec(step(), 1..8), 1..8),
@@ -487,9 +596,9 @@ mod sqlite {
 
 #[cfg(feature = "etcd")]
 mod etcd {
-    //! The same on a real cluster. Its clock cannot be moved: the steps are those without time,
-    //! and every ttl is far longer than a run. A token claims with one mode on one name, as those
-    //! of the library do: the mode is part of the key.
+    //! The same on a real cluster. Its clock cannot be moved: the steps are those without time, and
+    //! every ttl is far longer than a run. As in the library, a token claims with one mode on one
+    //! name: the mode is part of the key.
 
     use super::*;
     use std::sync::LazyLock;
@@ -498,8 +607,9 @@ mod etcd {
     use leasehold::etcd::Etcd;
     use leasehold_testkit::servers;
 
-    static CLUSTER: LazyLock<servers::Group> =
-        LazyLock::new(|| servers::Etcd::new().start_cluster_blocking().expect("a cluster"));
+    static CLUSTER: LazyLock<servers::Group> = LazyLock::new(|| {
+        servers::Etcd::new().start_cluster_blocking().expect("a cluster").shared()
+    });
 
     fn timeless(step: &Step) -> Option<Step> {
         let mut step = step.clone();
@@ -510,45 +620,17 @@ mod etcd {
         }
         match &mut step {
             Step::Claim { ttl_ms, patience_ms, .. } | Step::Renew { ttl_ms, patience_ms, .. } => {
-                // Some alike and some not, so that claims move between leases.
+                // Some alike and some different, so that claims move between leases.
                 *ttl_ms = 300_000 + *ttl_ms / 500 * 100_000;
                 *patience_ms = 300_000 + *patience_ms / 1_000 * 100_000;
             }
+            Step::KeepClosed { stay_ms, .. } => *stay_ms += 300_000,
             _ => {}
         }
         Some(step)
     }
 
-    /// How often a name was given back under a token.
-    type GivenBack = BTreeMap<(usize, u8), u8>;
-
-    /// The step with a token of its own for each claim that comes after giving one back, as the
-    /// library has it: whoever gives back a claim that he knows nothing of looks for it again
-    /// later, because it may still be on its way.
-    fn with_fresh_tokens(mut step: Step, given_back: &mut GivenBack) -> Step {
-        let fresh = |of: &mut (usize, u8), times: &GivenBack| {
-            of.1 += times.get(of).copied().unwrap_or_default() * TOKENS;
-        };
-        match &mut step {
-            Step::Claim { name, token, .. } => {
-                let mut of = (*name, *token);
-                fresh(&mut of, given_back);
-                *token = of.1;
-            }
-            Step::Amend { key, .. } => fresh(key, given_back),
-            Step::Renew { keys, .. } => keys.iter_mut().for_each(|of| fresh(of, given_back)),
-            Step::Release { keys } => {
-                let before = keys.clone();
-                keys.iter_mut().for_each(|of| fresh(of, given_back));
-                let once: BTreeSet<(usize, u8)> = before.into_iter().collect();
-                once.into_iter().for_each(|of| *given_back.entry(of).or_default() += 1);
-            }
-            Step::Resize { .. } | Step::Evict { .. } | Step::Advance { .. } => {}
-        }
-        step
-    }
-
-    /// One name for locks, one for a semaphore with a stranger to it, one where kinds clash.
+    /// One name for locks, one for a semaphore with a stray lock, one where kinds clash.
     fn mode_of(name: usize, token: u8) -> Mode {
         let permits = |take, of| Mode::Permits { take, of };
         let (exclusive, shared) = (Mode::Exclusive, Mode::Shared);
@@ -576,7 +658,7 @@ mod etcd {
                 run.engine = Arc::clone(&engines[index % 2]);
                 let timeless = part.iter().filter_map(timeless);
                 let part: Vec<Step> =
-                    timeless.map(|step| with_fresh_tokens(step, &mut given_back)).collect();
+                    timeless.map(|step| with_fresh_tokens(step, &mut given_back, true)).collect();
                 run.steps(&part).await?;
             }
             Ok(())
@@ -584,8 +666,8 @@ mod etcd {
     }
 
     #[test]
-    fn etcd_answers_as_the_rule_for_what_was_made_anew_elsewhere() {
-        for parts in made_anew() {
+    fn etcd_answers_as_the_rule_for_claims_made_again_elsewhere() {
+        for parts in claims_made_again() {
             run(&parts).unwrap_or_else(|error| panic!("{error}: {parts:#?}"));
         }
     }
@@ -594,7 +676,7 @@ mod etcd {
         #![proptest_config(config(40))]
         #[test]
         fn etcd_answers_as_the_rule(
-            // Many short parts: what one client does to the claims of the other is the hard part.
+            // Many short parts: claims of one client that the other changes are the hard part.
             parts in prop::collection::vec(prop::collection::vec(step(), 1..8), 1..12),
         ) {
             run(&parts)?;
@@ -604,10 +686,10 @@ mod etcd {
 
 #[cfg(feature = "redis")]
 mod redis {
-    //! The same on real servers, whose clock stands still but for the steps of a run.
+    //! The same on real servers, whose clock stands still between the steps of a run.
     //!
-    //! A key lives through the millisecond in which it expires. So here every span is odd and
-    //! every step of the clock even: they never meet, and everything else is compared exactly.
+    //! A key lives through the millisecond in which it expires. So here every span is odd and every
+    //! step of the clock is even. They never meet, and the test compares everything else exactly.
 
     use super::*;
     use std::sync::LazyLock;
@@ -661,6 +743,7 @@ mod redis {
                 *ttl_ms |= 1;
                 *patience_ms |= 1;
             }
+            Step::KeepClosed { stay_ms, .. } => *stay_ms |= 1,
             Step::Advance { millis } => *millis = (*millis + 1) & !1,
             _ => {}
         }
@@ -672,11 +755,13 @@ mod redis {
     }
 
     static ONE: LazyLock<Lab<servers::Server>> =
-        LazyLock::new(|| Lab::new(servers::Redis::start_blocking));
-    static SENTINEL: LazyLock<Lab<servers::SentinelGroup>> =
-        LazyLock::new(|| Lab::new(servers::Redis::start_sentinel_blocking));
-    static CLUSTER: LazyLock<Lab<servers::Group>> =
-        LazyLock::new(|| Lab::new(servers::Redis::start_cluster_blocking));
+        LazyLock::new(|| Lab::new(|redis| redis.start_blocking().map(servers::Server::shared)));
+    static SENTINEL: LazyLock<Lab<servers::SentinelGroup>> = LazyLock::new(|| {
+        Lab::new(|redis| redis.start_sentinel_blocking().map(servers::SentinelGroup::shared))
+    });
+    static CLUSTER: LazyLock<Lab<servers::Group>> = LazyLock::new(|| {
+        Lab::new(|redis| redis.start_cluster_blocking().map(servers::Group::shared))
+    });
 
     proptest! {
         #![proptest_config(config(100))]
@@ -702,8 +787,8 @@ mod redis {
 
 #[cfg(feature = "postgres")]
 mod postgres {
-    //! The same on a server whose wall clock stands still but for the steps of a run; a fresh
-    //! schema for each.
+    //! The same on a server whose wall clock stands still between the steps of a run; a new schema
+    //! for each run.
 
     use super::*;
     use std::sync::LazyLock;
@@ -723,7 +808,8 @@ mod postgres {
 
     static LAB: LazyLock<Lab> = LazyLock::new(|| {
         let clock = Clock::new().expect("a clock");
-        let server = servers::Postgres::new().clock(&clock).start_blocking().expect("a server");
+        let server =
+            servers::Postgres::new().clock(&clock).start_blocking().expect("a server").shared();
         clock.freeze();
         Lab { clock: Arc::new(clock), server, turn: std::sync::Mutex::default() }
     });
@@ -758,7 +844,7 @@ mod postgres {
             run(1, &[steps])?;
         }
 
-        /// Each part goes through another connection, as if another process sent it.
+        /// Each part goes through another connection, as from another process.
         #[test]
         fn postgres_answers_as_the_rule_over_three_connections(
             parts in prop::collection::vec(prop::collection::vec(step(), 1..8), 1..8),
@@ -771,8 +857,8 @@ mod postgres {
 #[cfg(feature = "zookeeper")]
 mod zookeeper {
     //! The same on a real server. Its clock is not moved: the steps are those without time, and
-    //! every ttl is far longer than a run. A token claims with one mode on one name, as those of
-    //! the library do: the mode is part of the node.
+    //! every ttl is far longer than a run. As in the library, a token claims with one mode on one
+    //! name: the mode is part of the node.
 
     use super::*;
     use std::sync::LazyLock;
@@ -783,7 +869,7 @@ mod zookeeper {
 
     static SERVER: LazyLock<servers::Server> = LazyLock::new(|| {
         let options = servers::Zookeeper::new().setting("maxSessionTimeout", "2000000000");
-        options.start_blocking().expect("a server")
+        options.start_blocking().expect("a server").shared()
     });
 
     fn timeless(step: &Step) -> Option<Step> {
@@ -795,16 +881,17 @@ mod zookeeper {
         }
         match &mut step {
             Step::Claim { ttl_ms, patience_ms, .. } | Step::Renew { ttl_ms, patience_ms, .. } => {
-                // Some alike and some not, so that claims are on several sessions.
+                // Some alike and some different, so that claims are on several sessions.
                 *ttl_ms = 300_000 + *ttl_ms / 500 * 100_000;
                 *patience_ms = 300_000 + *patience_ms / 1_000 * 100_000;
             }
+            Step::KeepClosed { stay_ms, .. } => *stay_ms += 300_000,
             _ => {}
         }
         Some(step)
     }
 
-    /// One name for locks, one for a semaphore with a stranger to it, one where kinds clash.
+    /// One name for locks, one for a semaphore with a stray lock, one where kinds clash.
     fn mode_of(name: usize, token: u8) -> Mode {
         let permits = |take, of| Mode::Permits { take, of };
         let (exclusive, shared) = (Mode::Exclusive, Mode::Shared);
@@ -827,9 +914,12 @@ mod zookeeper {
             let engines = [Arc::new(one) as Arc<dyn Engine>, Arc::new(other)];
             let mut run = Run::new(Arc::clone(&engines[0]), VirtualClock::new(), ALWAYS);
             run.timed = false;
+            let mut given_back = GivenBack::new();
             for (index, part) in parts.iter().enumerate() {
                 run.engine = Arc::clone(&engines[index % 2]);
-                let part: Vec<Step> = part.iter().filter_map(timeless).collect();
+                let timeless = part.iter().filter_map(timeless);
+                let part: Vec<Step> =
+                    timeless.map(|step| with_fresh_tokens(step, &mut given_back, false)).collect();
                 run.steps(&part).await?;
             }
             Ok(())
@@ -837,8 +927,8 @@ mod zookeeper {
     }
 
     #[test]
-    fn zookeeper_answers_as_the_rule_for_what_was_made_anew_elsewhere() {
-        for parts in made_anew() {
+    fn zookeeper_answers_as_the_rule_for_claims_made_again_elsewhere() {
+        for parts in claims_made_again() {
             run(&parts).unwrap_or_else(|error| panic!("{error}: {parts:#?}"));
         }
     }

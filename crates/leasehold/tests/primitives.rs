@@ -1,6 +1,6 @@
-//! The primitives where time is exact, answers are lost, and threads block: on memory only.
+//! The primitives with exact time, lost answers, and blocked threads: on memory only.
 //!
-//! What every engine must do is in the conformance suite.
+//! The conformance suite tests what every engine must do.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -43,7 +43,9 @@ async fn taken(times: &Arc<std::sync::Mutex<Vec<Moment>>>, count: usize) -> Vec<
 #[tokio::test]
 async fn no_window_of_the_store_s_clock_has_more_units_than_the_rate() {
     let (memory, clock) = Memory::virtual_time();
-    let client = memory.client().expect("a client");
+    let chaos = Chaos::default();
+    let builder = Client::builder().clock(Arc::new(clock.clone()));
+    let client = builder.engine(chaos.trouble(memory)).expect("a client");
     let limiter = client.rate_limiter("mails", 3, MINUTE);
     let times = Arc::new(std::sync::Mutex::new(Vec::new()));
     let (told, now) = (Arc::clone(&times), clock.clone());
@@ -57,8 +59,8 @@ async fn no_window_of_the_store_s_clock_has_more_units_than_the_rate() {
     for round in 1..=2 {
         assert_eq!(taken(&times, 3 * round).await.len(), 3 * round);
         until("a waiting unit", async || waiting(&client, "mails").await == 1).await;
-        // Nothing a moment before the first of them is a minute old.
-        advance_in_steps(&clock, MINUTE - Duration::from_millis(1)).await;
+        // The limiter gives no unit a moment before the first unit is a minute old.
+        advance_in_steps(&clock, &chaos, MINUTE - Duration::from_millis(1)).await;
         assert_eq!(times.lock().expect("nobody panics").len(), 3 * round);
         clock.advance(Duration::from_millis(1));
     }
@@ -70,16 +72,18 @@ async fn no_window_of_the_store_s_clock_has_more_units_than_the_rate() {
     }
 }
 
-/// Moves the clock in steps that the heartbeats of waiting claims survive.
-async fn advance_in_steps(clock: &VirtualClock, span: Duration) {
-    let step = Duration::from_millis(500);
+/// Moves the clock on while a claim waits. The keeper sends a heartbeat at least each second. The
+/// test awaits each of them, so that the claim keeps its place however slow the machine is.
+async fn advance_in_steps(clock: &VirtualClock, chaos: &Chaos, span: Duration) {
+    let step = Duration::from_secs(1);
     let mut left = span;
-    while !left.is_zero() {
-        let next = left.min(step);
-        clock.advance(next);
-        left -= next;
-        tokio::time::sleep(Duration::from_millis(3)).await;
+    while left >= step {
+        let before = chaos.calls(Verb::Renew);
+        clock.advance(step);
+        left -= step;
+        until("a heartbeat", async || chaos.calls(Verb::Renew) > before).await;
     }
+    clock.advance(left);
 }
 
 #[tokio::test]
@@ -147,7 +151,7 @@ async fn no_step_of_work_begins_after_the_lease_s_end_although_nobody_noticed() 
     let (memory, clock) = Memory::virtual_time();
     let client = memory.client().expect("a client");
     let election = client.election("office").ttl(MINUTE);
-    // Renewals do not come through, as those of a process that is paused.
+    // Renewals do not reach the store, like those of a paused process.
     memory.pause(client.holder());
     let (steps, terms) = (AtomicU32::new(0), AtomicU32::new(0));
     let (poke, clock) = (tokio::sync::Notify::new(), &clock);
@@ -160,7 +164,7 @@ async fn no_step_of_work_begins_after_the_lease_s_end_although_nobody_noticed() 
     });
     let pausing = async {
         until("a term", async || terms.load(Ordering::SeqCst) == 1).await;
-        // The work becomes ready at the same moment in which the lease is over.
+        // The work becomes ready at the moment in which the lease ends.
         clock.advance(MINUTE);
         poke.notify_one();
         memory.resume(client.holder());
@@ -209,6 +213,8 @@ async fn an_amendment_whose_answer_is_lost_is_made_once_and_a_refused_one_not_at
     let reader = lock.write().await.expect("granted").downgrade().await.expect("asked again");
     assert_eq!(held(&client, "catalogue").await, 1);
     assert_eq!(chaos.calls(Verb::Amend), 3);
+    reader.release().await.expect("an answer");
+    let reader = lock.read().await.expect("granted");
     chaos.next(Verb::Amend, Trouble::Refuse, 100);
     let failed = reader.try_upgrade().await;
     assert!(matches!(failed, Err(Error::Unreachable { .. })), "{failed:?}");
@@ -243,7 +249,7 @@ async fn observers_hear_of_a_leader_that_died_without_a_word() {
     let leader = leaders.next().await.expect("endless").expect("read").expect("a leader");
     assert_eq!((leader.term, leader.payload.as_str()), (leadership.term(), "a"));
     let next = tokio::spawn(async move { leaders.next().await });
-    // The clock goes on until the observer looks again; nobody else touches the line.
+    // The clock goes on until the observer looks again; no other client touches the line.
     for _ in 0..12 {
         clock.advance(Duration::from_secs(6));
         tokio::time::sleep(Duration::from_millis(3)).await;
@@ -307,4 +313,38 @@ async fn a_limit_or_mode_that_cannot_be_is_an_error_before_anything_is_sent() {
     assert!(matches!(client.once("", MINUTE).last().await, Err(Error::Invalid(_))));
     assert!(matches!(client.resize("n", 0).await, Err(Error::Invalid(_))));
     assert_eq!(chaos.calls(Verb::Claim), 0);
+}
+
+#[tokio::test]
+async fn debug_of_what_users_keep_is_short() {
+    let client = Memory::new().client().expect("a client");
+    let lease = client.mutex("n").lock().await.expect("granted");
+    let shown = [
+        format!("{client:?}"),
+        format!("{:?}", client.mutex("n")),
+        format!("{:?}", client.semaphore("n", 3)),
+        format!("{:?}", client.rwlock("n")),
+        format!("{:?}", client.once("n", MINUTE)),
+        format!("{:?}", client.rate_limiter("n", 3, MINUTE)),
+        format!("{:?}", client.election("n")),
+        format!("{lease:?}"),
+    ];
+    for text in shown {
+        assert!(text.len() < 500, "{} bytes: {text}", text.len());
+    }
+}
+
+#[tokio::test]
+async fn lease_tells_why_its_last_renewal_failed() {
+    let memory = Memory::new();
+    let client = Client::builder().retry(leasehold::layer::retry::RetryPolicy::OFF);
+    let client = client.engine(memory.clone()).expect("a client");
+    let lease = client.mutex("n").ttl(Duration::from_millis(500)).lock().await.expect("granted");
+    assert!(lease.last_failure().is_none());
+    memory.fail_next_renewal(lease.name());
+    until("a failure", async || lease.last_failure().is_some()).await;
+    let failure = lease.last_failure().expect("it was seen");
+    assert!(failure.to_string().contains("the test said that this renewal fails"), "{failure}");
+    until("a renewal", async || lease.last_failure().is_none()).await;
+    assert!(lease.is_held());
 }

@@ -1,6 +1,6 @@
-//! Reads the sources and holds them to the rules that a program can check.
+//! Checks the sources against the rules that a program can check.
 //!
-//! Formatting is rustfmt's business and lints are clippy's; this has what neither knows.
+//! rustfmt checks the format and clippy the lints; this file has the rules that neither knows.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,12 +8,26 @@ use std::path::{Path, PathBuf};
 const LINE_MAX: usize = 100;
 const FUNCTION_LINES_MAX: usize = 70;
 
-/// What an engine may use of the library, so that moving one out is a file move. The quorum is
-/// one engine and what its nodes are written against.
-const ENGINE_IMPORTS: &[&str] = &[
-    "address", "bell", "claim", "clock", "concern", "engine", "epochs", "error", "lane", "line",
-    "name", "quorum", "socket", "tls", "wheel",
+/// The layers of the library, from the lowest to the highest. Beside each stand the parts of the
+/// library that its sources may use by `crate::`. Every layer may use itself, but an engine may not
+/// use another engine.
+const LAYERS: &[(&str, &[&str])] = &[
+    ("rule/", &["clock", "engine", "error"]),
+    ("engine/", &["clock", "error", "rule"]),
+    ("engines/", &["clock", "engine", "error", "rule"]),
+    (
+        "runtime/",
+        &["client", "clock", "engine", "error", "handle", "lease", "observe", "primitives", "rule"],
+    ),
+    ("primitives/", &["client", "clock", "engine", "error", "lease", "rule", "runtime"]),
+    ("fencing/", &["engines::redis"]),
+    ("blocking/", &["connect", "error", "handle", "rule", "runtime"]),
 ];
+
+/// Redlock is two engine folders: the quorum, and the nodes of `redis`, which use it. The list of
+/// schemes knows all engines.
+const ENGINE_PAIRS: &[(&str, &str)] = &[("redis", "quorum")];
+const KNOWS_ALL_ENGINES: &str = "engines/scheme.rs";
 
 fn root() -> PathBuf {
     let crates = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("in a folder");
@@ -167,27 +181,69 @@ fn the_library_does_not_unwrap() {
     report(faults);
 }
 
+/// The parts of the library that a source uses: the segments of each path after `crate::`.
+fn uses(text: &str) -> impl Iterator<Item = Vec<&str>> {
+    without_tests(text).split("crate::").skip(1).map(|path| {
+        let end = path.find(|c: char| !c.is_alphanumeric() && !"_:".contains(c));
+        path[..end.unwrap_or(path.len())].split("::").collect()
+    })
+}
+
+/// Faults for the torture test, which stand where they were.
+const EVERYWHERE: &str = "seeded";
+
+/// Whether a path is a module of the list, or inside it. `engine` is not `engines`.
+fn is_within(path: &str, module: &str) -> bool {
+    let rest = path.strip_prefix(module);
+    rest.is_some_and(|rest| rest.is_empty() || rest.starts_with("::") || module.ends_with("::"))
+}
+
 #[test]
-fn engines_use_only_the_narrow_waist() {
-    let engines = ["etcd/", "memory.rs", "postgres/", "quorum/", "redis/", "sqlite/", "zookeeper/"];
+fn a_layer_uses_only_the_layers_below_it() {
     let mut faults = Vec::new();
-    let mut seen = 0;
+    for (layer, below) in LAYERS {
+        let mut seen = 0;
+        for (name, text) in files(&["rs"]) {
+            let Some(module) = name.strip_prefix("crates/leasehold/src/") else { continue };
+            if !module.starts_with(layer) || module.ends_with("tests.rs") {
+                continue;
+            }
+            seen += 1;
+            let types = |word: &str| word.starts_with(char::is_uppercase) || word.is_empty();
+            for path in uses(&text) {
+                let whole = path.join("::");
+                let allowed = layer.strip_suffix('/') == Some(path[0])
+                    || path[0] == EVERYWHERE
+                    || below.iter().any(|below| is_within(&whole, below))
+                    || (types(path[0])
+                        && matches!(*layer, "runtime/" | "primitives/" | "blocking/"))
+                    || (types(path[0]) && *layer == "fencing/");
+                if !allowed {
+                    faults.push(format!("{name}: crate::{whole}"));
+                }
+            }
+        }
+        assert!(seen > 0, "the layer {layer} moved; so must this rule");
+    }
+    report(faults);
+}
+
+#[test]
+fn no_engine_uses_another_engine() {
+    let mut faults = Vec::new();
     for (name, text) in files(&["rs"]) {
         let Some(module) = name.strip_prefix("crates/leasehold/src/") else { continue };
-        if !engines.iter().any(|engine| module.starts_with(engine)) || module.ends_with("tests.rs")
-        {
+        let Some(inside) = module.strip_prefix("engines/") else { continue };
+        if module == KNOWS_ALL_ENGINES || module.ends_with("tests.rs") {
             continue;
         }
-        seen += 1;
-        for path in without_tests(&text).split("crate::").skip(1) {
-            let word = path.split(|c: char| !c.is_alphanumeric() && c != '_').next();
-            let own = module.split(['/', '.']).next();
-            if word != own && !word.is_some_and(|word| ENGINE_IMPORTS.contains(&word)) {
-                faults.push(format!("{name}: crate::{}", word.unwrap_or_default()));
+        let own = inside.split(['/', '.']).next().unwrap_or_default();
+        for path in uses(&text).filter(|path| path[0] == "engines" && path.len() > 1) {
+            if path[1] != own && !ENGINE_PAIRS.contains(&(own, path[1])) {
+                faults.push(format!("{name}: crate::{}", path.join("::")));
             }
         }
     }
-    assert!(seen >= engines.len(), "the engines moved; so must this rule");
     report(faults);
 }
 
@@ -195,10 +251,11 @@ fn engines_use_only_the_narrow_waist() {
 fn the_pure_parts_know_no_clock_and_no_socket() {
     let mut faults = Vec::new();
     let quorum = ["ballot.rs", "cause.rs", "clocks.rs", "node_line.rs", "tally.rs"];
-    let quorum = quorum.map(|part| format!("quorum/{part}"));
-    let line = ["line.rs", "claim.rs", "clock/remote.rs", "name.rs", "deadlock.rs", "notice.rs"];
-    let line = line.into_iter().chain(["epochs.rs"]).map(str::to_owned).collect::<Vec<_>>();
-    for part in line.iter().chain(&quorum) {
+    let quorum = quorum.map(|part| format!("engines/quorum/{part}"));
+    let rule = ["line.rs", "claim.rs", "name.rs", "deadlock.rs", "wait_notice.rs"];
+    let rule = rule.map(|part| format!("rule/{part}"));
+    let others = ["clock/remote.rs", "engine/kit/epochs.rs"].map(str::to_owned);
+    for part in rule.iter().chain(&quorum).chain(&others) {
         let path = root().join("crates/leasehold/src").join(part);
         let text = fs::read_to_string(path).expect("a pure part");
         for word in ["tokio", "Instant::", "SystemTime", "std::net", "std::fs", ".now()"] {
@@ -238,17 +295,82 @@ fn every_conformance_case_is_on_the_list() {
 }
 
 #[test]
-fn readme_examples_are_compiled_as_doc_tests() {
+fn rust_of_every_page_is_compiled_as_a_doc_test() {
     let library = fs::read_to_string(root().join("crates/leasehold/src/lib.rs")).expect("lib.rs");
-    assert!(library.contains("include_str!(\"../../../README.md\")"));
-    let readme = fs::read_to_string(root().join("README.md")).expect("README.md");
-    assert!(readme.contains("```rust"), "the README shows the library");
+    let mut pages = 0;
+    let mut faults = Vec::new();
+    for (name, text) in files(&["md"]) {
+        // The engines' pages show fragments for a reader's own transactions.
+        if !text.contains("```rust") || name.starts_with("docs/engines/") {
+            continue;
+        }
+        pages += 1;
+        if !library.contains(&format!("\"../../../{name}\"")) {
+            faults.push(format!("{name} is not in lib.rs"));
+        }
+    }
+    report(faults);
+    assert!(pages >= 5, "pages with Rust were found");
+}
+
+/// The traits of a file with their methods, as `trait name, method, whether it has a body`.
+fn methods_of_traits(file: &str) -> Vec<(String, String, bool)> {
+    let text = fs::read_to_string(root().join(file)).expect("a source");
+    let mut methods = Vec::new();
+    let mut within = None;
+    for line in without_tests(&text).lines() {
+        if let Some(rest) = line.strip_prefix("pub trait ") {
+            within = rest.split(':').next().map(str::to_owned);
+        } else if line == "}" {
+            within = None;
+        }
+        let code = line.trim_start();
+        let code = code.strip_prefix("async ").unwrap_or(code);
+        if let (Some(name), Some(method)) = (&within, code.strip_prefix("fn ")) {
+            let method = method.split('(').next().unwrap_or_default();
+            methods.push((name.clone(), method.to_owned(), line.ends_with('{')));
+        }
+    }
+    methods
 }
 
 #[test]
-fn every_engine_has_its_page() {
-    for engine in ["etcd", "memory", "postgres", "redis", "redlock", "sqlite"] {
-        let page = root().join("docs/engines").join(engine).with_extension("md");
-        assert!(page.is_file(), "{}", page.display());
+fn engine_has_eight_methods_and_no_part_has_a_default_body() {
+    let waist = methods_of_traits("crates/leasehold/src/engine/mod.rs");
+    let methods: Vec<&str> = waist.iter().map(|(_, method, _)| method.as_str()).collect();
+    let eight = ["info", "claim", "wait", "renew", "release", "inspect", "close", "parts"];
+    assert_eq!(methods, eight);
+    let parts = methods_of_traits("crates/leasehold/src/engine/parts.rs");
+    assert!(parts.len() >= 13, "the parts were found");
+    let with_body = waist.into_iter().chain(parts).filter(|(_, _, has_body)| *has_body);
+    report(with_body.map(|(name, method, _)| format!("{name}::{method} has a body")).collect());
+}
+
+#[test]
+fn wrapper_of_an_engine_must_forward_every_method() {
+    let deny = "#[deny(clippy::missing_trait_methods)]";
+    let parts = methods_of_traits("crates/leasehold/src/engine/parts.rs");
+    let mut traits: Vec<String> = parts.into_iter().map(|(name, _, _)| name).collect();
+    traits.push("Engine".to_owned());
+    let mut faults = Vec::new();
+    let mut wrappers = 0;
+    for (name, text) in files(&["rs"]) {
+        // These talk to a store; all others wrap an engine.
+        if name.starts_with("crates/leasehold/src/engines/") || name.ends_with("toy_engine.rs") {
+            continue;
+        }
+        let mut before = "";
+        for line in text.lines() {
+            let of = |of: &String| line.starts_with(&format!("impl {of} for "));
+            if traits.iter().any(of) {
+                wrappers += 1;
+                if before != deny {
+                    faults.push(format!("{name}: {line} without {deny}"));
+                }
+            }
+            before = line;
+        }
     }
+    report(faults);
+    assert!(wrappers >= 20, "the wrappers were found");
 }

@@ -1,4 +1,4 @@
-//! The disk without a store on top: what it takes to flush a page of a log.
+//! The disk without a store on top: the time to flush a page of a log.
 
 use std::fs::File;
 use std::io::Write;

@@ -1,4 +1,4 @@
-//! etcd without a lock on top: the few messages this needs, over the transport that ours uses.
+//! etcd without a lock on top: a few messages, over the same transport as leasehold's.
 //!
 //! Field numbers are those of etcd's `rpc.proto` and `kv.proto`.
 
@@ -43,7 +43,7 @@ struct Txn {
     then: Option<Then>,
 }
 
-/// That a key was created at a revision; 0 is never.
+/// Holds if the key was created at this revision; 0 means that it does not exist.
 #[derive(Clone, PartialEq, Message)]
 struct Compare {
     #[prost(int32, tag = "2")]
@@ -60,7 +60,7 @@ struct Then {
     put: Option<Put>,
 }
 
-/// What an answer says is left unread.
+/// An answer whose content is left unread.
 #[derive(Clone, PartialEq, Message)]
 struct Done {}
 
@@ -106,7 +106,7 @@ impl Etcd {
         Ok(self.ask("/etcdserverpb.KV/Put", request).await?)
     }
 
-    /// The same if the key is not there, which is the least that a lock has to ask for.
+    /// The same if the key does not exist: the least request that makes a lock.
     pub(crate) async fn put_if_absent(&self, key: &str, value: &str) -> Result<()> {
         let compare = Compare { target: CREATED, key: key.into(), created: Some(0) };
         let put = Put { key: key.into(), value: value.into() };
@@ -131,7 +131,7 @@ impl Etcd {
     }
 }
 
-/// How long it takes from a put to a watcher in another process.
+/// The time from a put until a watcher in another process hears of it.
 pub(crate) async fn wake(url: &str, work: Work) -> Result<Samples> {
     let etcd = Etcd::connect(url).await?;
     super::wake(("etcd", url), work, async |word| etcd.put(CHANNEL, word).await).await
@@ -147,7 +147,7 @@ pub(super) async fn listen(url: &str) -> Result<Vec<u64>> {
     let path = PathAndQuery::from_static("/etcdserverpb.Watch/Watch");
     let codec = ProstCodec::<Watch, Watched>::default();
     let mut messages = grpc.streaming(requests.into_request(), path, codec).await?.into_inner();
-    // The first message says that the watch is there.
+    // The first message confirms the watch.
     messages.message().await?.ok_or("the watch was refused")?;
     println!("ready");
     let mut came = Vec::new();
@@ -174,7 +174,7 @@ pub(crate) fn proposals(server: &Server) -> Result<u64> {
     Ok(count as u64)
 }
 
-/// What a comparison is about.
+/// The target of a comparison: the revision of a key's creation.
 const CREATED: i32 = 1;
 
 const COMMITTED: &str = "etcd_server_proposals_committed_total ";

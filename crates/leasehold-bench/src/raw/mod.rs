@@ -1,6 +1,6 @@
-//! The stores without a lock on top: what the limits are made of, and how quick a store wakes.
+//! The stores without a lock on top: the steps of the limits, and the time to wake a listener.
 //!
-//! One module a store. Each can send a word to whoever listens, and listens in a worker process.
+//! One module for each store. Each can send a word to listeners, and listen in a worker process.
 
 pub(crate) mod disk;
 pub(crate) mod etcd;
@@ -17,20 +17,20 @@ use crate::machine::now;
 use crate::stats::Samples;
 use crate::work::Work;
 
-/// Where words are sent that only wake somebody.
+/// The channel of words that only wake a listener.
 pub(crate) const CHANNEL: &str = "bench_wake";
 
-/// The word that ends listening; all others are only heard.
+/// The word that ends listening.
 pub(crate) const END: &str = "end";
 
-/// How often in a round something is timed that is done now and then.
+/// How often a round times a step that it does now and then.
 const TIMES: usize = 200;
 
-/// How long a worker keeps the lock. What a hand-off is compared with is done as often.
+/// How long a worker keeps the lock. The limits of a hand-off are measured at the same pace.
 pub(crate) const HOLD: Duration = Duration::from_millis(1);
 
-/// How long it takes from a word that is sent to its arrival in another process, which listens
-/// at the store of that kind. Between two of them the sender works.
+/// The time from sending a word until another process, which listens at this kind of store, hears
+/// it. Between two words the sender works.
 pub(crate) async fn wake(
     (kind, url): (&str, &str),
     work: Work,
@@ -53,7 +53,7 @@ pub(crate) async fn wake(
     Ok(Samples::new(came.iter().zip(&sent).map(|(came, sent)| came - sent).collect()))
 }
 
-/// Times what is done once a millisecond, between which there is work.
+/// Times a step that is done once a millisecond, with work in between.
 pub(crate) async fn paced(
     work: Work,
     mut step: impl AsyncFnMut() -> Result<()>,
@@ -68,7 +68,7 @@ pub(crate) async fn paced(
     Ok(Samples::new(spans))
 }
 
-/// Listens until the end, and hands over when each word came.
+/// Listens until the end, and returns when each word came.
 pub(crate) async fn listen(kind: &str, url: &str) -> Result<Vec<u64>> {
     match kind {
         "redis" => redis::listen(url).await,

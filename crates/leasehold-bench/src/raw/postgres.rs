@@ -13,11 +13,11 @@ use crate::machine::now;
 use crate::stats::Samples;
 use crate::work::Work;
 
-/// How long the server may take to see that a client has gone.
+/// How long the server may take to notice that a client has gone.
 const GONE_LIMIT: Duration = Duration::from_secs(10);
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 
-/// A connection that is driven by a task of the present runtime.
+/// A connection that a task of the present runtime drives.
 pub(crate) struct Postgres {
     pub(crate) client: Client,
     driver: JoinHandle<std::result::Result<(), tokio_postgres::Error>>,
@@ -29,14 +29,14 @@ impl Postgres {
         Ok(Self { client, driver: tokio::spawn(connection) })
     }
 
-    /// Says good-bye to the server, which a driver can do only while its runtime runs.
+    /// Closes the connection at the server too. The driver can do that only while its runtime runs.
     pub(crate) async fn close(self) -> Result<()> {
         drop(self.client);
         Ok(self.driver.await??)
     }
 }
 
-/// How long it takes from a NOTIFY to a listener in another process. Nothing is flushed.
+/// The time from a NOTIFY until a listener in another process hears it, without a flush.
 pub(crate) async fn wake(url: &str, work: Work) -> Result<Samples> {
     let postgres = Postgres::connect(url).await?;
     let client = &postgres.client;
@@ -73,7 +73,7 @@ pub(super) async fn listen(url: &str) -> Result<Vec<u64>> {
     Ok(came)
 }
 
-/// How long a statement takes that changes one row, without a flush.
+/// The time of a statement that changes one row, without a flush.
 pub(crate) async fn statement(url: &str, work: Work) -> Result<Samples> {
     let postgres = Postgres::connect(url).await?;
     let client = &postgres.client;
@@ -94,7 +94,7 @@ pub(crate) async fn statement(url: &str, work: Work) -> Result<Samples> {
     Ok(samples)
 }
 
-/// A session that locks by itself: one number, with PostgreSQL's own functions.
+/// A session that locks one number with PostgreSQL's own functions.
 pub(crate) struct Session {
     postgres: Postgres,
     lock: Statement,
@@ -106,7 +106,7 @@ impl Session {
         Self::locking(url, "SELECT pg_advisory_lock(4711)").await
     }
 
-    /// One that takes a number of a sequence with each lock, if it is free.
+    /// A session that also takes a number of a sequence with each lock that is free.
     pub(crate) async fn fenced(url: &str, sequence: &str) -> Result<Self> {
         let fence = format!("nextval('{sequence}')");
         let lock = format!("SELECT CASE WHEN pg_try_advisory_lock(4711) THEN {fence} END");
@@ -133,8 +133,8 @@ impl Session {
     }
 }
 
-/// How often the log was flushed. Server processes tell that when they end, so all clients must
-/// have gone.
+/// How often the server flushed its log. Its processes report that when they end, so all clients
+/// must be gone.
 pub(crate) fn flushes(server: &Server) -> Result<u64> {
     let begun = Instant::now();
     while connections(server)? > 0 {
@@ -146,7 +146,7 @@ pub(crate) fn flushes(server: &Server) -> Result<u64> {
     Ok(server.sql("SELECT wal_sync FROM pg_stat_wal")?.parse()?)
 }
 
-/// How many clients are connected, without the one that looks.
+/// How many clients are connected, without the one that asks.
 pub(crate) fn connections(server: &Server) -> Result<u64> {
     let count = "SELECT count(*) FROM pg_stat_activity \
                  WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()";

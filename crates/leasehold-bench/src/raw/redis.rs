@@ -9,7 +9,7 @@ use crate::machine::now;
 use crate::stats::Samples;
 use crate::work::Work;
 
-/// How long it takes from a PUBLISH to a subscriber in another process.
+/// The time from a PUBLISH until a subscriber in another process hears it.
 pub(crate) async fn wake(url: &str, work: Work) -> Result<Samples> {
     let mut publisher = redis::Client::open(url)?.get_connection()?;
     super::wake(("redis", url), work, async |word| {

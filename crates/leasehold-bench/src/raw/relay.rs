@@ -1,10 +1,10 @@
-//! A lock in PostgreSQL that is passed round by hand, in the least SQL that could do it.
+//! A lock in PostgreSQL that workers pass round by hand, with the least SQL that can do it.
 //!
-//! One row says who has it. Whoever gives it up writes the next one's number there, which is
-//! flushed, and notifies that one's process, which is not: two statements that are sent together.
-//! Everybody knows who is next, because they take turns in a fixed order, each time in another
-//! process. There is no line, no fence and no time to live, so nobody may come, leave or die: what
-//! a lock that keeps those takes more is the price of keeping them.
+//! One row names the holder. A holder that gives the lock up writes the next one's number there,
+//! with a flush, and notifies that one's process, without a flush. It sends both statements
+//! together. Each holder knows the next one, because they take turns in a fixed order, each time in
+//! another process. There is no line, no fence and no time to live, so no worker may come, leave or
+//! die. A lock that has those costs more, and the difference is their price.
 
 use std::cell::Cell;
 use std::future::poll_fn;
@@ -16,7 +16,7 @@ use tokio_postgres::{AsyncMessage, Client, NoTls, Statement};
 use super::postgres::Postgres;
 use crate::Result;
 
-/// The row, and seats for the processes of a round, which come one after the other.
+/// The row, and a sequence that numbers the processes of a round as they come.
 pub(crate) const TABLES: &str = "
     CREATE TABLE bench_relay (id int PRIMARY KEY, holder bigint NOT NULL) WITH (fillfactor = 50);
     INSERT INTO bench_relay VALUES (1, 0);
@@ -35,12 +35,12 @@ pub(crate) struct Relay {
     seat: usize,
     processes: usize,
     bells: Vec<Arc<Notify>>,
-    /// Nobody passes the lock to the very first.
+    /// Set in the first process: no worker passes the lock to the very first.
     unbegun: Cell<bool>,
 }
 
 impl Relay {
-    /// Takes a seat among so many processes, each with so many tasks.
+    /// Takes a number among `processes`, which each have `tasks` tasks.
     pub(crate) async fn open(url: &str, processes: usize, tasks: usize) -> Result<Self> {
         let postgres = Postgres::connect(url).await?;
         let client = &postgres.client;
@@ -53,15 +53,15 @@ impl Relay {
         Ok(Self { postgres, _ear: ear, pass, ring, seat, processes, bells, unbegun })
     }
 
-    /// Waits until the lock is passed to this task.
+    /// Waits until another worker passes the lock to this task.
     pub(crate) async fn take(&self, task: usize) {
         if task > 0 || !self.unbegun.take() {
             self.bells[task].notified().await;
         }
     }
 
-    /// Passes the lock on: to the same task of the next process, and from the last process to the
-    /// next task of the first.
+    /// Passes the lock to the same task of the next process. The last process passes it to the next
+    /// task of the first one.
     pub(crate) async fn pass(&self, task: usize) -> Result<()> {
         let last = self.seat + 1 == self.processes;
         let seat = if last { 0 } else { self.seat + 1 };

@@ -1,4 +1,4 @@
-//! ZooKeeper without a lock on top: the few requests this needs, many on their way at a time.
+//! ZooKeeper without a lock on top: a few kinds of requests, many of them in flight at a time.
 //!
 //! The numbers of requests and events are those of ZooKeeper's `ZooDefs.OpCode` and
 //! `Watcher.Event`. A session that is idle for a minute ends; none here is.
@@ -30,12 +30,12 @@ const PERSISTENT: i32 = 0;
 const EPHEMERAL: i32 = 1;
 
 const SESSION_MS: i32 = 60_000;
-/// More than are ever on their way.
+/// More than are ever in flight.
 const PENDING_MAX: usize = 1_024;
 
-/// A session; requests are answered in the order they were made in.
+/// A session. The server answers requests in their order.
 pub(crate) struct ZooKeeper {
-    /// Whoever sends has it, so that the order of answers is that of requests.
+    /// A sender holds the lock for both steps, so that `pending` has the order of the requests.
     sending: Mutex<OwnedWriteHalf>,
     pending: mpsc::Sender<oneshot::Sender<i32>>,
     events: Mutex<mpsc::Receiver<(u64, i32)>>,
@@ -88,7 +88,7 @@ impl ZooKeeper {
         stream.set_nodelay(true)?;
         let (mut reading, mut sending) = stream.into_split();
         let hello = Frame::new().number(0).long(0).number(SESSION_MS).long(0).bytes(&[0; 16]);
-        // Not to a server that only reads.
+        // Refuses a server in read-only mode.
         let hello = hello.byte(0);
         sending.write_all(&hello.done()).await?;
         frame(&mut reading).await?;
@@ -98,10 +98,10 @@ impl ZooKeeper {
         Ok(Self { sending: Mutex::new(sending), pending, events: Mutex::new(events) })
     }
 
-    /// Makes a node that is gone with the session, or one that stays.
+    /// Makes a node that ends with the session, or one that stays.
     pub(crate) async fn create(&self, path: &str, stays: bool) -> Result<()> {
         let request = Frame::request(CREATE, path).bytes(b"0123456789abcdef0123456789abcdef");
-        // One rule: everybody may do everything.
+        // One access rule: every client may do everything.
         let request = request.number(1).number(31).bytes(b"world").bytes(b"anyone");
         self.ask(request.number(if stays { 0 } else { EPHEMERAL })).await
     }
@@ -134,7 +134,7 @@ fn number(body: &[u8], at: usize) -> Result<i32> {
     Ok(i32::from_be_bytes(bytes.try_into()?))
 }
 
-/// Gives answers to those who wait for them, and events to whoever watches.
+/// Passes answers to the tasks that wait for them, and events to the listener.
 async fn read(
     mut reading: OwnedReadHalf,
     mut answers: mpsc::Receiver<oneshot::Sender<i32>>,
@@ -154,7 +154,7 @@ async fn read(
             waiting.push_back(answer);
         }
         let next: oneshot::Sender<i32> = waiting.pop_front().ok_or("an answer nobody awaits")?;
-        // Whoever asked may have gone.
+        // Fails if the task that asked is gone.
         let _gone = next.send(code);
     }
 }
@@ -163,7 +163,7 @@ fn channel() -> String {
     format!("/{CHANNEL}")
 }
 
-/// How long it takes from a change of a node to a watcher in another process.
+/// The time from a change of a node until a watcher in another process hears of it.
 pub(crate) async fn wake(url: &str, work: Work) -> Result<Samples> {
     let zookeeper = ZooKeeper::connect(url).await?;
     let path = channel();
@@ -189,7 +189,7 @@ pub(super) async fn listen(url: &str) -> Result<Vec<u64>> {
     Ok(came)
 }
 
-/// How many requests the server has got.
+/// How many requests the server has received.
 pub(crate) fn requests(server: &Server) -> Result<u64> {
     let mut stream = std::net::TcpStream::connect(server.address())?;
     stream.write_all(b"mntr")?;

@@ -21,7 +21,7 @@ use crate::work::Work;
 use crate::worker::Way;
 
 const RAW: &str = "pg_advisory_lock + unlock";
-/// What ours may take, in times of the raw lock.
+/// The most that leasehold may take, as a multiple of the raw lock.
 const MOST: f64 = 1.1;
 
 pub(crate) fn run(setting: &Setting, progress: &mut Progress) -> Result<Report> {

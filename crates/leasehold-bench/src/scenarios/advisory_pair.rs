@@ -1,9 +1,9 @@
-//! The pair on PostgreSQL's advisory locks: lock a name nobody else wants and give it back, beside
+//! The pair on PostgreSQL's advisory locks: lock a free name and give it back, beside
 //! `pg_advisory_lock` and `pg_advisory_unlock` as prepared statements on one session.
 //!
-//! A wake-up on another core takes longer than all that is to be done here. Left to itself, the
-//! system now and then moves one of the two processes, so both kinds of session are measured with
-//! client and server on one core, and with a core for each.
+//! A wake-up on another core takes longer than all the work of a pair. By default the system now
+//! and then moves one of the two processes to another core. So this measures both kinds of session
+//! with client and server on one core, and with a core for each.
 
 use leasehold_testkit::servers::Postgres;
 

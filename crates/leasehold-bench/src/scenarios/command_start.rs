@@ -13,8 +13,8 @@ use crate::report::{Report, Table, span, times};
 use crate::scenarios::Setting;
 use crate::stats::{Samples, ratio_of_rounds};
 
-/// In quick runs too: with few runs the file stays small, and a start that gets slower with the
-/// size of the file would look good.
+/// Also in quick runs. With few runs the file stays small, and would hide a start that gets slower
+/// with the size of the file.
 const RUNS: usize = 300;
 
 pub(crate) fn run(setting: &Setting, progress: &mut Progress) -> Result<Report> {
@@ -27,7 +27,7 @@ pub(crate) fn run(setting: &Setting, progress: &mut Progress) -> Result<Report> 
     let mut ours = Command::new(leasehold);
     ours.args(["run", "x", "--url", &url, "--", "true"]);
     for (variable, _) in std::env::vars_os() {
-        // What the user has set for their own stores must not change what is measured.
+        // The user's own settings must not change the measurement.
         if variable.as_encoded_bytes().starts_with(b"LEASEHOLD_") {
             ours.env_remove(variable);
         }
@@ -81,7 +81,7 @@ pub(crate) fn run(setting: &Setting, progress: &mut Progress) -> Result<Report> 
     Ok(report)
 }
 
-/// How long a command takes, from its start until it is known to have ended.
+/// The time of a command, from its start until this process knows that it has ended.
 fn timed(command: &mut Command) -> Result<Samples> {
     let begun = now();
     let status = command.stdin(Stdio::null()).stdout(Stdio::null()).status()?;

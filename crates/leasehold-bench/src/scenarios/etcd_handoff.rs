@@ -1,7 +1,7 @@
 //! Hand-off through etcd: 16 workers in 4 processes that each keep the lock for a millisecond.
 //!
-//! The measure is W, the time this etcd takes from a put to a watcher in another process: no lock
-//! that is woken by etcd can be quicker. Changes wait for the disk, as they do in production.
+//! The measure is W, the time from a put in this etcd until a watcher in another process hears of
+//! it. No lock that etcd wakes can be quicker. Changes wait for the disk, as they do in production.
 
 use leasehold_testkit::servers::Etcd;
 

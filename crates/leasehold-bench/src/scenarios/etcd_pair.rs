@@ -1,5 +1,5 @@
-//! The pair in etcd: lock a name nobody else wants and give it back, beside a put and a delete over
-//! the same kind of connection. Also with 64 tasks at a time on names of their own.
+//! The pair in etcd: lock a free name and give it back, beside a put and a delete over the same
+//! kind of connection. Also with 64 tasks at a time on names of their own.
 //!
 //! Changes wait for the disk, as they do in production.
 
@@ -15,7 +15,7 @@ use crate::scenarios::pair::{self, Base, Ours, RELEASED, TASKS, each, rate};
 
 const RAW: &str = "put + delete";
 const FLOOR: &str = "put if absent + delete";
-/// As long as what ours writes.
+/// As long as leasehold's own value.
 const VALUE: &str = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
 
 const BASE: Base = Base {

@@ -8,12 +8,12 @@ use crate::stats::{Samples, median, ratio_of_rounds};
 /// Contests of several sizes, in one table.
 pub(crate) struct HandOffTable {
     table: Table,
-    /// The contender that the ratios are to.
+    /// The contender that the ratios compare with.
     base: &'static str,
     base_label: &'static str,
 }
 
-/// What the targets are about.
+/// The values for the targets.
 pub(crate) struct Seen {
     pub(crate) spans: Samples,
     pub(crate) given_back: usize,
@@ -22,7 +22,7 @@ pub(crate) struct Seen {
 }
 
 impl HandOffTable {
-    /// A table of what, beside which contender.
+    /// A table with this heading, and ratios to this contender.
     pub(crate) fn new(what: &str, base: &'static str, base_label: &'static str) -> Self {
         let ratio = format!("to {base_label}");
         let head = [what, "role", "workers", "hold", "hand-offs", "p50", "p99", "max"];
@@ -32,7 +32,7 @@ impl HandOffTable {
         Self { table, base, base_label }
     }
 
-    /// Adds the outcomes of one contest; returns what was seen of each contender.
+    /// Adds the outcomes of one contest; returns the values of each contender.
     pub(crate) fn add(
         &mut self,
         outcomes: &[Outcome<Round>],
@@ -104,7 +104,7 @@ fn spans_of(outcome: &Outcome<Round>) -> Vec<Samples> {
     outcome.rounds.iter().map(|round| round.hand_offs.spans.clone()).collect()
 }
 
-/// The target that two holders at a time are never seen; without it no other number counts.
+/// The target that no two workers ever hold at a time; without it no other number counts.
 pub(crate) fn exclusion_target(report: &mut Report, what: &str, overlaps: usize) {
     let measured = format!("{overlaps} overlaps");
     report.target(format!("{what}: one holder at a time"), "0 overlaps", measured, overlaps == 0);

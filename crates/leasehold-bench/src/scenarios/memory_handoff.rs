@@ -1,8 +1,8 @@
 //! Hand-off in memory: tasks on a runtime of two threads want one name.
 //!
-//! The raw limit is one tokio mutex, which knows no names, no fences and no time. Whoever
-//! holds the lock yields until the time is up, so that the others come and wait: tasks that keep
-//! their thread busy would meet nobody.
+//! The raw limit is one tokio mutex, which has no names, no fences and no time. A holder yields
+//! until its time is over, so that the other tasks come and wait. Tasks that keep their thread busy
+//! would never meet another one.
 
 use std::future::Future;
 use std::pin::pin;
@@ -28,7 +28,7 @@ use crate::stats::{Grant, HandOffs};
 use crate::worker::NAME;
 
 const WORKERS: [usize; 2] = [2, 8];
-/// Long enough that everybody is in line when it ends.
+/// Long enough that all other tasks are in line when it ends.
 const HOLD: Duration = Duration::from_micros(10);
 const BARE: &str = "one tokio mutex";
 const P50_MAX_NS: u64 = 5_000;
@@ -163,12 +163,12 @@ async fn bare_worker(
     Ok(seen)
 }
 
-/// How many grants fit into the time that is left, so that no list grows while it is measured.
+/// How many grants fit into the remaining time, so that no list grows during the measurement.
 fn room(stop: u64) -> usize {
     (stop.saturating_sub(now()) / HOLD.as_nanos() as u64) as usize + 1
 }
 
-/// Keeps the lock for a while; when it was granted, and when it is given back.
+/// Keeps the lock for a while; returns when it was granted, and when it is given back.
 async fn hold() -> (u64, u64) {
     let granted = now();
     loop {
@@ -180,7 +180,7 @@ async fn hold() -> (u64, u64) {
     }
 }
 
-/// Runs a future and says when it first had to wait, if it had to.
+/// Runs a future; also returns when it first had to wait, if it had to.
 async fn noting_the_wait<F: Future>(future: F) -> (Option<u64>, F::Output) {
     let mut future = pin!(future);
     let mut queued = None;

@@ -1,8 +1,7 @@
-//! The keyed pair in memory: lock a name nobody else wants and give it back, on one thread and on
-//! two, beside the crate `lockable` and a bare mutex without names.
+//! The keyed pair in memory: lock a free name and give it back, on one thread and on two, beside
+//! the crate `lockable` and a bare mutex without names.
 //!
-//! A pair takes less than the clock that would time it can tell apart, so pairs are timed in
-//! batches.
+//! A pair takes less time than the clock can resolve, so this times pairs in batches.
 
 use std::sync::{Arc, Barrier};
 
@@ -18,9 +17,9 @@ use crate::report::{Report, Table, digits, span, times};
 use crate::scenarios::Setting;
 use crate::stats::{Samples, median, ratio_of_rounds};
 
-/// How many pairs are timed together.
+/// How many pairs make a batch.
 const BATCH: usize = 64;
-/// How many names each thread goes through in turn.
+/// How many names each thread uses in turn.
 const NAMES: usize = 16;
 const THREADS: [usize; 2] = [1, 2];
 
@@ -93,7 +92,7 @@ fn round(
     let (pair, together) = (&pair, &Barrier::new(threads));
     let work = |thread: usize| -> Result<(Vec<u64>, u64)> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-        // Left alone, the scheduler keeps two fresh threads on one core for longer than a round.
+        // By default the scheduler keeps two new threads on one core for longer than a round.
         let mut core = rustix::thread::CpuSet::new();
         core.set(thread);
         rustix::thread::sched_setaffinity(None, &core)?;

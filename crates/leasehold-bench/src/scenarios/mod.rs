@@ -1,7 +1,7 @@
-//! The scenarios: what is measured, against what, and which promise it belongs to.
+//! The scenarios: each measures something, compares it, and checks its promises.
 //!
-//! A new engine brings a module here and a line in [`SCENARIOS`]; taking turns, statistics and
-//! tables are there already.
+//! A new engine adds a module here and a line in [`SCENARIOS`]. It uses the present code for turns,
+//! statistics and tables.
 
 mod advisory_contend;
 mod advisory_pair;
@@ -33,10 +33,10 @@ use crate::progress::Progress;
 use crate::report::Report;
 use crate::scratch::Scratch;
 
-/// What a run gives its scenarios.
+/// The setting that a run gives its scenarios.
 #[derive(Debug)]
 pub(crate) struct Setting {
-    /// Fewer rounds and shorter waits, to see that all of it works.
+    /// Fewer rounds and shorter waits, only to check that all of it works.
     pub(crate) quick: bool,
     pub(crate) scratch: Scratch,
 }

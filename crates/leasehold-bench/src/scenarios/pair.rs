@@ -1,5 +1,5 @@
-//! Pairs through a server, alike for all of them: lock a name nobody else wants and give it back,
-//! beside the same store without a lock on top. Alone, and with 64 tasks on names of their own.
+//! Pairs through a server, alike for all of them: lock a free name and give it back, beside the
+//! same store without a lock on top. Alone, and with 64 tasks on names of their own.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -17,11 +17,11 @@ use crate::stats::{Samples, median, ratio_of_rounds};
 pub(crate) const RELEASED: &str = "leasehold, lock + release";
 pub(crate) const DROPPED: &str = "leasehold, lock + drop";
 
-/// Names that take turns, so that a lease which is still being given back is in nobody's way.
+/// Names that take turns, so that a lease whose release is in flight blocks no other lock.
 const NAMES: usize = 64;
 pub(crate) const TASKS: usize = 64;
 
-/// Names that nobody else wants, and the runtime on which they are locked.
+/// Free names, and the runtime that locks them.
 pub(crate) struct Ours<'a> {
     pub(crate) runtime: &'a Runtime,
     mutexes: Vec<Mutex>,
@@ -70,18 +70,18 @@ impl<'a> Ours<'a> {
     }
 }
 
-/// What pairs are compared with, and what was promised.
+/// The base of the comparison, and the promise.
 pub(crate) struct Base {
     /// The store as the targets name it.
     pub(crate) store: &'static str,
-    /// What is in the table.
+    /// The heading of the table.
     pub(crate) heading: &'static str,
-    /// The contender that the ratios are to, and what it is called in words.
+    /// The contender that the ratios compare with, and its name in words.
     pub(crate) name: &'static str,
     pub(crate) label: &'static str,
-    /// The most that a pair of ours may take, in times of the base.
+    /// The most that a pair of leasehold's may take, as a multiple of the base.
     pub(crate) most: &'static [(&'static str, f64)],
-    /// For pairs of ours, the contender that does the least such a lock can do in that store.
+    /// The contender that does the least work that such a lock needs in that store.
     pub(crate) floors: &'static [(&'static str, &'static str)],
 }
 
@@ -121,8 +121,8 @@ pub(crate) fn alone(
     Ok(())
 }
 
-/// Lets 64 tasks of each take turns; the first of them, which is ours, is to make at least that
-/// share of the pairs of the last, which is the store alone.
+/// Lets 64 tasks of each contender take turns. The first one, leasehold, should make at least
+/// `least` times as many pairs as the last one, the store alone.
 pub(crate) fn together(
     contenders: Vec<Contender<'_, f64>>,
     rounds: usize,
@@ -152,7 +152,7 @@ fn rounds_of<'a>(outcomes: &'a [Outcome<Samples>], name: &str) -> &'a [Samples] 
     found.map(|outcome| outcome.rounds.as_slice()).unwrap_or_default()
 }
 
-/// Times each of so many pairs.
+/// Times each of `pairs` pairs.
 pub(crate) async fn each(pairs: usize, pair: impl AsyncFn() -> Result<()>) -> Result<Samples> {
     let mut spans = Vec::with_capacity(pairs);
     for _ in 0..pairs {
@@ -163,7 +163,7 @@ pub(crate) async fn each(pairs: usize, pair: impl AsyncFn() -> Result<()>) -> Re
     Ok(Samples::new(spans))
 }
 
-/// Pairs a second when all tasks do so many of them side by side.
+/// Pairs a second when all tasks make pairs side by side.
 pub(crate) async fn rate(pairs: usize, pair: impl AsyncFn(usize) -> Result<()>) -> Result<f64> {
     let begun = now();
     let pair = &pair;

@@ -1,9 +1,9 @@
 //! Hand-off through PostgreSQL's lease table: 16 workers in 4 processes that each keep the lock
-//! for a millisecond, 200 waiters who want it once, and 1,000 waiting tasks of one process.
+//! for a millisecond, 200 waiters that want it once, and 1,000 waiting tasks of one process.
 //!
 //! The measure is a sum: one NOTIFY that wakes a listener in another process, one flush of a page
-//! on the same disk, and one statement that changes a row without a flush. No lock that outlives
-//! the server and is woken by it can do without any of them. Commits wait for the disk.
+//! on the same disk, and one statement that changes a row without a flush. A lock that outlives
+//! the server, and whose waiters the server wakes, needs all of them. Commits wait for the disk.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ use crate::scenarios::hand_off::{
 };
 use crate::worker::{NAME, Way};
 
-/// Tasks of one process that wait at a time.
+/// The tasks of one process that wait at a time.
 const WAITING: usize = 1_000;
 /// "A handful" as a number: three connections and one that listens, for the caller's runtime and
 /// for that of the keeper.
@@ -70,7 +70,7 @@ pub(crate) fn run(setting: &Setting, progress: &mut Progress) -> Result<Report> 
     Ok(report)
 }
 
-/// How many connections many waiting tasks of one process use.
+/// Counts the connections of many waiting tasks of one process.
 fn waiting_tasks(report: &mut Report, runtime: &Runtime, server: &Server) -> Result<()> {
     let url = format!("{}?schema=waiting", server.url());
     let client = runtime.block_on(leasehold::connect(&url))?;

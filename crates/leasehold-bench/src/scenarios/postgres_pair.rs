@@ -1,9 +1,9 @@
-//! The pair in PostgreSQL's lease table: lock a name nobody else wants and give it back, beside a
-//! plain upsert and delete of one row over the same kind of connection, prepared beforehand.
+//! The pair in PostgreSQL's lease table: lock a free name and give it back, beside a plain upsert
+//! and delete of one row over the same kind of connection, prepared beforehand.
 //!
-//! Commits wait for the disk. A plain pair flushes the log twice; a release need not be flushed,
-//! because losing one only delays somebody. So the floor is the same pair with a delete that does
-//! not wait for the disk.
+//! Commits wait for the disk. A plain pair flushes the log twice. A release needs no flush, because
+//! a lost release only delays the next holder. So the floor is the same pair with a delete that
+//! does not wait for the disk.
 
 use leasehold_testkit::servers;
 use tokio_postgres::Statement;
@@ -54,7 +54,7 @@ pub(crate) fn run(setting: &Setting, progress: &mut Progress) -> Result<Report> 
     Ok(report)
 }
 
-/// A table of rows that somebody would take for locks.
+/// A table of rows that a program could use as locks.
 struct Raw {
     postgres: Postgres,
     upsert: Statement,

@@ -1,8 +1,8 @@
 //! Hand-off through Redis: 16 workers in 4 processes that each keep the lock for a millisecond,
-//! and 200 waiters who want it once.
+//! and 200 waiters that want it once.
 //!
-//! The measure is W, the time this Redis takes to wake one subscriber in another process: no lock
-//! that is woken by Redis can be quicker.
+//! The measure is W, the time this Redis takes to wake one subscriber in another process. No lock
+//! that Redis wakes can be quicker.
 
 use leasehold_testkit::servers::Redis;
 

@@ -1,7 +1,7 @@
-//! What a verb costs at the end of a line of 10 and of 10,000 waiting claims.
+//! The cost of a verb at the end of a line of 10 and of 10,000 waiting claims.
 //!
-//! Engine verbs, without a client around them: joining and leaving at the end, and a release at
-//! the head that hands over to the next, who joins again at the end.
+//! It measures engine verbs, without a client around them: joining and leaving at the end, and a
+//! release at the head, after which a new claim joins at the end.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -25,7 +25,7 @@ const LENGTHS: [usize; 2] = [10, 9_990];
 const LONG: Duration = Duration::from_secs(3_600);
 const AT_ONCE: usize = 200;
 
-/// A line that stays as long as it is.
+/// A line whose length stays the same.
 struct Queue {
     engine: leasehold::redis::Redis,
     claims: VecDeque<Claim>,
@@ -57,7 +57,7 @@ impl Queue {
         Ok(Self { engine, claims })
     }
 
-    /// Joins at the end and leaves again, so many times.
+    /// Joins at the end and leaves again, many times.
     async fn join_and_leave(&self, times: usize) -> Result<Samples> {
         let mut spans = Vec::with_capacity(times);
         for _ in 0..times {
@@ -70,7 +70,7 @@ impl Queue {
         Ok(Samples::new(spans))
     }
 
-    /// The first one gives back, and a new one joins at the end, so many times.
+    /// Releases the first claim, and lets a new one join at the end, many times.
     async fn move_up(&mut self, times: usize) -> Result<Samples> {
         let mut spans = Vec::with_capacity(times);
         for _ in 0..times {

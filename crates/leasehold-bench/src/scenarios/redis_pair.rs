@@ -1,10 +1,10 @@
-//! The pair in Redis: lock a name nobody else wants and give it back, beside two bare round trips
-//! over the same kind of connection, and beside what people type by hand. The floor is a script
-//! that does nothing, called with keys and arguments like those of a lock: a fence and a line need
-//! several commands in one step, and that is a script.
+//! The pair in Redis: lock a free name and give it back, beside two bare round trips over the same
+//! kind of connection, and beside the usual commands of a hand-written lock. The floor is a script
+//! that does nothing, with keys and arguments like those of a lock. A lock with a fence and a line
+//! needs several commands in one step, and so a script.
 //!
-//! Also with 64 tasks at a time on names of their own: there the server's one thread and the
-//! client's are the limit, not the way between them.
+//! Also with 64 tasks at a time on names of their own. Then the one thread of the server and that
+//! of the client are the limit, not the round trip.
 
 use std::sync::LazyLock;
 
@@ -111,7 +111,7 @@ async fn set_and_delete(mut bare: MultiplexedConnection, key: &str) -> Result<()
     Ok(redis::cmd("DEL").arg(key).exec_async(&mut bare).await?)
 }
 
-/// A script that does nothing, with as much text as a claim or a release comes with.
+/// A script that does nothing, with as much text as a claim or a release has.
 async fn nothing(mut bare: MultiplexedConnection, key: &str, what: &str) -> Result<()> {
     let mut call = NOTHING.key(key);
     for companion in ["line", "order", "expiry", "fence"] {

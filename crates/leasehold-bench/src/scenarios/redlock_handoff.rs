@@ -1,8 +1,8 @@
 //! Hand-off through a majority of three Redis servers: 16 workers in 4 processes that each keep
-//! the lock for a millisecond, and 200 waiters who want it once.
+//! the lock for a millisecond, and 200 waiters that want it once.
 //!
 //! The measure is W, the time one of these servers takes to wake one subscriber in another
-//! process. A hand-off by majority needs more than that, and there is no target about it.
+//! process. A hand-off by majority needs more than that, and has no target.
 
 use std::time::Duration;
 

@@ -1,7 +1,7 @@
 //! Hand-off between processes through a file, beside `flock(2)` and beside asking every 10 ms.
 //!
-//! Twice: with holders so quick that the next one is barely in line, and with holders that keep
-//! the lock until everybody is.
+//! It measures this twice: with holders so quick that the next one is barely in line, and with
+//! holders that keep the lock until all others are.
 
 use std::time::Duration;
 

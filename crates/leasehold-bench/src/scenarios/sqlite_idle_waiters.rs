@@ -1,7 +1,7 @@
-//! What it costs to wait: processes in line for a lock that is held all the time.
+//! The cost of waiting: processes in line for a lock that is held all the time.
 //!
-//! All three kinds of waiters wait at the same time, each for a lock of their own: they are
-//! measured in CPU time, which neighbours do not change.
+//! All three kinds of waiters wait at the same time, each kind for a lock of its own. The cost is
+//! CPU time, which neighbours do not change.
 
 use std::fs::File;
 use std::time::Duration;
@@ -21,8 +21,8 @@ use crate::worker::{NAME, Way};
 const WAITERS: usize = 8;
 /// Time to get in line, and for the processes to finish starting.
 const SETTLE: Duration = Duration::from_secs(1);
-/// "No CPU" as a number: what `top` rounds to 0.0 %. It is not nothing, because a place in line
-/// that nobody prolongs would be taken for that of a dead process.
+/// "No CPU" as a number: a share that `top` rounds to 0.0 %. It is not nothing, because a waiter
+/// has to keep its place in line. Without heartbeats it would count as dead.
 const SHARE_MAX: f64 = 0.0005;
 
 pub(crate) fn run(setting: &Setting, progress: &mut Progress) -> Result<Report> {

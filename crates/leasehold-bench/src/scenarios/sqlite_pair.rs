@@ -1,9 +1,9 @@
-//! The pair in a file: lock a name nobody else wants and give it back, beside two transactions of
-//! SQLite itself on the same settings.
+//! The pair in a file: lock a free name and give it back, beside two transactions of SQLite itself
+//! with the same settings.
 //!
-//! "Empty" can be read in two ways. A transaction without a statement writes nothing at all: not
-//! a page, not a byte of the log. It is the floor. One that changes one row is the least that a
-//! lock which others can see may write, and is what the target is read as.
+//! "Empty" can have two meanings. A transaction without a statement writes nothing at all: not a
+//! page, not a byte of the log. It is the floor. A transaction that changes one row is the least
+//! that a lock must write so that others see it. The target means that one.
 
 use std::fs::File;
 use std::path::Path;
@@ -68,7 +68,7 @@ pub(crate) fn run(setting: &Setting, progress: &mut Progress) -> Result<Report> 
     Ok(report(&outcomes))
 }
 
-/// A database with the settings that leasehold gives its own.
+/// A database with the settings of leasehold's own.
 fn raw(path: &Path) -> Result<Connection> {
     let db = Connection::open(path)?;
     db.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;

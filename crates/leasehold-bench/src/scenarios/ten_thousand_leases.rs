@@ -1,7 +1,7 @@
 //! One client that holds ten thousand leases: its threads, its CPU time and its memory.
 //!
-//! Each engine in a process of its own, so that nothing else is in the numbers. Leases have the
-//! usual ttl of 30 s and are renewed all the time.
+//! Each engine runs in a process of its own, so that the numbers have nothing else in them. Leases
+//! have the default ttl of 30 s, and the client renews them all the time.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ const BYTES_MAX: u64 = 1_024;
 struct Kept {
     engine: &'static str,
     cpu_percent: f64,
-    /// When all leases are taken, and at the end: renewals need memory too.
+    /// After all leases are taken, and at the end: renewals need memory too.
     bytes_per_lease: [u64; 2],
     lost: usize,
     threads: String,
@@ -74,7 +74,7 @@ fn keep(engine: &'static str, url: &str, span: Duration, progress: &mut Progress
 
 fn targets(report: &mut Report, kept: &Kept) {
     let engine = kept.engine;
-    // The kernel cuts the names of threads after 15 bytes.
+    // The kernel cuts thread names after 15 bytes.
     let keepers = kept.threads.matches("leasehold-keepe").count();
     let what = format!("{engine}, 10,000 leases: keeper threads");
     report.target(what, "1", keepers.to_string(), keepers == 1);

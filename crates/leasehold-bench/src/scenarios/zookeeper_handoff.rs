@@ -1,8 +1,8 @@
 //! Hand-off through ZooKeeper: 16 workers in 4 processes that each keep the lock for a millisecond.
 //!
-//! The measure is W, the time this ZooKeeper takes from a change of a node to a watcher in another
-//! process: no lock that is woken by ZooKeeper can be quicker. Changes wait for the disk, as they
-//! do in production.
+//! The measure is W, the time from a change of a node in this ZooKeeper until a watcher in another
+//! process hears of it. No lock that ZooKeeper wakes can be quicker. Changes wait for the disk, as
+//! they do in production.
 
 use leasehold_testkit::servers::Zookeeper;
 

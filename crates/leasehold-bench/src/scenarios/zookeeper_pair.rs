@@ -1,6 +1,5 @@
-//! The pair in ZooKeeper: lock a name nobody else wants and give it back, beside a node that is
-//! created and deleted over the same kind of connection. Also with 64 tasks at a time on names of
-//! their own.
+//! The pair in ZooKeeper: lock a free name and give it back, beside creating and deleting a node
+//! over the same kind of connection. Also with 64 tasks at a time on names of their own.
 //!
 //! Changes wait for the disk, as they do in production.
 

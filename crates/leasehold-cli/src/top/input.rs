@@ -11,19 +11,19 @@ use super::keys::{Key, Parser};
 use super::screen;
 use crate::exit::{self, Failure};
 
-/// Keys that were pressed and not looked at yet. Who types faster waits in the terminal.
+/// The most keys that wait here. The terminal keeps further ones.
 const KEYS_MAX: usize = 64;
 
-/// The bytes of one key come within this time, also over a slow line.
+/// The bytes of one key arrive within this time, even over a slow connection.
 const SEQUENCE_WAIT: Duration = Duration::from_millis(50);
 
-/// What is typed while this process is in the background is the shell's: whoever reads it then is
-/// stopped. So it looks again after this time.
+/// While this process is in the background, the shell gets the keys, and the kernel stops a process
+/// that reads them. So this process checks again after this time.
 const BACKGROUND_WAIT: Duration = Duration::from_millis(100);
 
 const GONE: PollFlags = PollFlags::HUP.union(PollFlags::ERR).union(PollFlags::NVAL);
 
-/// Starts reading; the channel ends when the terminal is gone.
+/// Starts to read; the channel ends when the terminal is gone.
 pub(crate) fn start() -> Result<mpsc::Receiver<Key>, Failure> {
     let (sender, keys) = mpsc::channel(KEYS_MAX);
     std::thread::Builder::new()

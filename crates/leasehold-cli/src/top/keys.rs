@@ -1,7 +1,7 @@
-//! Keys: from the bytes a terminal sends to what they mean here. Pure.
+//! Keys: turns the bytes of a terminal into keys, and keys into actions. Pure.
 //!
-//! An arrow is several bytes that begin as Escape does, and on a slow line they may come apart.
-//! So a lone Escape stays pending until [`Parser::flush`] says that nothing followed.
+//! An arrow is several bytes that begin as Escape does, and a slow connection may separate them.
+//! So a lone Escape stays pending until [`Parser::flush`] reports that no byte followed.
 
 use super::model::Action;
 
@@ -20,11 +20,11 @@ pub(crate) enum Key {
     PageDown,
     Home,
     End,
-    /// One that means nothing here.
+    /// A key without a meaning here.
     Other,
 }
 
-/// The longest sequence of one key; what is longer is none.
+/// The longest sequence of one key; a longer one is no key.
 const SEQUENCE_MAX: usize = 16;
 
 const ESCAPE: u8 = 0x1b;
@@ -36,7 +36,7 @@ pub(crate) struct Parser {
 }
 
 impl Parser {
-    /// Takes bytes as they came, and returns the keys that are complete.
+    /// Takes bytes as they arrived, and returns the keys that are complete.
     pub(crate) fn feed(&mut self, bytes: &[u8]) -> Vec<Key> {
         let mut keys = Vec::new();
         for byte in bytes {
@@ -56,12 +56,12 @@ impl Parser {
         keys
     }
 
-    /// Whether something was begun.
+    /// Whether the beginning of a sequence waits for more bytes.
     pub(crate) fn is_pending(&self) -> bool {
         !self.pending.is_empty()
     }
 
-    /// Nothing followed: what was begun is all there was.
+    /// Ends a sequence that no further byte followed.
     pub(crate) fn flush(&mut self) -> Option<Key> {
         let key = match self.pending.as_slice() {
             [] => None,
@@ -73,7 +73,7 @@ impl Parser {
     }
 }
 
-/// The key that these bytes are, if they are a whole one.
+/// The key of these bytes, if they are complete.
 fn complete(bytes: &[u8]) -> Option<Key> {
     match bytes {
         [ESCAPE] | [ESCAPE, b'[' | b'O'] => None,
@@ -117,7 +117,7 @@ fn by_number(parameters: &[u8]) -> Key {
     }
 }
 
-/// What a key means while a filter is typed.
+/// The action of a key while the user types a filter.
 pub(crate) fn while_typing(key: Key) -> Option<Action> {
     match key {
         Key::Char(c) => Some(Action::Type(c)),
@@ -133,7 +133,7 @@ pub(crate) fn while_typing(key: Key) -> Option<Action> {
     }
 }
 
-/// What a key means else.
+/// The action of a key at other times.
 pub(crate) fn command(key: Key) -> Option<Action> {
     match key {
         Key::Char('q') | Key::Escape | Key::Ctrl('c') => Some(Action::Quit),

@@ -1,8 +1,8 @@
-//! `top`: names by contention, who holds them, who waits, live.
+//! `top`: a live view of names by contention, with their holders and waiters.
 //!
-//! Three who do not wait for each other: a thread reads the store (`reader.rs`), another the
-//! keyboard (`input.rs`), and this one draws (`view.rs`) what the model says (`model.rs`) and
-//! looks after signals. The terminal itself is `screen.rs`.
+//! Three threads that do not wait for each other: one reads the store (`reader.rs`), one reads the
+//! keyboard (`input.rs`). This one draws (`view.rs`) the model (`model.rs`) and handles signals.
+//! The terminal itself is `screen.rs`.
 
 mod input;
 mod keys;
@@ -22,11 +22,11 @@ use tokio::sync::{mpsc, watch};
 
 use crate::args;
 use crate::exit::{self, Failure, Outcome};
+use crate::lines::Line;
 use crate::out;
 use crate::signals::{self, Signals};
 use crate::store::Store;
 use crate::text::{self, wall_clock_ago};
-use crate::view::Line;
 use crate::watch::reader_gone;
 
 use self::keys::Key;
@@ -36,14 +36,14 @@ use self::reader::{News, Reader};
 use self::screen::Screen;
 use self::view::{Theme, View};
 
-/// How often the screen is drawn when nothing happens: its ages are in seconds.
+/// How often to draw the screen without an event: its ages are in seconds.
 const TICK: Duration = Duration::from_secs(1);
 
-/// How often to look whether the terminal is ours again: a shell that takes a job out of the
-/// background sends no signal if it was never stopped.
+/// How often to check whether this process has the terminal again. A shell that takes a job out of
+/// the background sends no signal if the job was never stopped.
 const BACKGROUND_TICK: Duration = Duration::from_millis(100);
 
-/// Shows the store until somebody has seen enough.
+/// Shows the store until the user ends it.
 pub(crate) async fn top(
     top: args::Top,
     json: bool,
@@ -82,8 +82,8 @@ async fn once(
     signals: &mut Signals,
 ) -> Outcome {
     let mut model = model_of(top, store);
-    // The second reading knows which name is the most contended, and reads what is around it; it
-    // is not needed where all lines were read.
+    // The second reading knows the most contended name, and reads the lines around it. It is not
+    // needed if the first one read all lines.
     let read = async {
         let reading = reader.read(None).await?;
         let whole = !reading.more && top.prefix.is_none();
@@ -105,7 +105,7 @@ async fn once(
     Ok(exit::DONE)
 }
 
-/// What was read, as one line of JSON.
+/// A reading, as one line of JSON.
 #[derive(Debug, Serialize)]
 struct Document<'a> {
     at: String,
@@ -119,7 +119,7 @@ struct Document<'a> {
     names: Vec<Line<'a>>,
 }
 
-/// That nothing was read, as one line of JSON.
+/// A failed reading, as one line of JSON.
 #[derive(Debug, Serialize)]
 struct Unread {
     at: String,
@@ -167,6 +167,7 @@ fn print_reading(top: &args::Top, store: &Store, reading: Reading) -> Result<(),
     model.hear(Some(Arc::clone(&reading)), None);
     let (active, waiting) = model.active_and_waiting();
     let names = model.rows.iter().map(|row| Line::of(&reading.lines[row.line]));
+    let names = names.chain(reading.broken.iter().map(Line::broken));
     let document = Document {
         at: wall_clock_ago(Duration::ZERO),
         engine: model.engine,
@@ -195,7 +196,7 @@ fn unread(store: &Store, message: &str) -> Unread {
 struct Live {
     model: Model,
     view: View,
-    /// `None` while the terminal is somebody else's.
+    /// `None` while another process has the terminal.
     screen: Option<Screen>,
     wishes: watch::Sender<Wish>,
     news: watch::Receiver<News>,
@@ -250,7 +251,7 @@ impl Live {
     }
 
     fn draw(&mut self) -> Result<(), Failure> {
-        // In the background there is nothing to draw on; that it is ours again shows soon.
+        // In the background there is no screen. A later check sees that the terminal is ours again.
         if self.screen.is_none() && screen::is_ours() {
             self.screen = Some(Screen::enter()?);
         }
@@ -261,7 +262,7 @@ impl Live {
         Ok(())
     }
 
-    /// Tells the reader if something else is wanted than before.
+    /// Sends the reader the model's wish if it has changed.
     fn wish(&self) {
         let wish = self.model.wish();
         self.wishes.send_if_modified(|last| {
@@ -271,12 +272,12 @@ impl Live {
         });
     }
 
-    /// What a signal asks for; a status if it is to end.
+    /// Handles a signal; returns a status if the signal ends the view.
     fn obey(&mut self, signal: Signal) -> Result<Option<u8>, Failure> {
         match signal {
             Signal::SIGWINCH => self.renew()?,
             Signal::SIGTSTP => self.suspend(false),
-            // Whoever had the terminal meanwhile may have left anything on it.
+            // Another process may have written on the terminal meanwhile.
             Signal::SIGCONT => drop(self.screen.take()),
             Signal::SIGCHLD => {}
             ending => {
@@ -287,7 +288,7 @@ impl Live {
         Ok(None)
     }
 
-    /// Takes all keys that were pressed before it draws again; whether it is to end.
+    /// Handles all pressed keys before the next drawing; returns whether one ends the view.
     fn press_all(&mut self, first: Key) -> Result<bool, Failure> {
         let mut next = Some(first);
         while let Some(key) = next {
@@ -299,9 +300,9 @@ impl Live {
         Ok(false)
     }
 
-    /// What a key asks for; whether it is to end.
+    /// Handles a key; returns whether it ends the view.
     fn press(&mut self, key: Key) -> Result<bool, Failure> {
-        // Help goes first: who reads it and presses Escape wants back.
+        // The first key closes the help: a user who presses Escape there wants to go back.
         if self.model.help && key != Key::Ctrl('c') {
             self.model.help = false;
             return Ok(false);
@@ -327,7 +328,7 @@ impl Live {
         }
     }
 
-    /// Stops, with the terminal as it was; goes on when somebody lets it.
+    /// Restores the terminal and stops this process; returns when it continues.
     fn suspend(&mut self, whole_group: bool) {
         drop(self.screen.take());
         signals::stop_self(whole_group);

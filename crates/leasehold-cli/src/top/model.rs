@@ -1,54 +1,56 @@
-//! What `top` knows and shows: rows from lines, their order, the filter, the chosen name.
+//! The model of `top`: rows from lines, their order, the filter, the chosen name.
 //!
-//! Pure: readings come in as values, and the present instant as an argument. Drawing it is
-//! `view.rs`, reading the store `reader.rs`.
+//! Pure: readings come in as values, and the present instant as an argument. `view.rs` draws the
+//! model, and `reader.rs` reads the store.
 
 use std::cmp::Reverse;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use leasehold::Name;
-use leasehold::engine::{LineView, Totals};
+use leasehold::engine::{BrokenLine, ClaimView, LineView, Totals};
 use leasehold::error::Kind;
+use leasehold::{Name, Purpose, RunState};
 
 use super::picture::{self, Branch};
 use super::rates::Rates;
 use crate::duration::human;
+use crate::lines;
 use crate::text::escape;
-use crate::view;
 use crate::waits::Graph;
 
-/// A wait from here on is worth a look.
+/// Longer waits deserve a look.
 pub(crate) const LONG: Duration = Duration::from_secs(10);
-/// A wait from here on is worth a call.
+/// Longer waits deserve a call.
 pub(crate) const VERY_LONG: Duration = Duration::from_secs(60);
 
 /// The longest filter: as long as a name may be.
 const FILTER_MAX: usize = 512;
 
-/// The store as it was read once.
+/// One reading of the store.
 #[derive(Debug)]
 pub(crate) struct Reading {
     pub(crate) at: Instant,
     /// In name order.
     pub(crate) lines: Vec<LineView>,
-    /// Whether there are more names than were read.
+    /// Names whose records cannot be read.
+    pub(crate) broken: Vec<BrokenLine>,
+    /// Whether there are more names than these.
     pub(crate) more: bool,
-    /// The lines that can be reached from the chosen one, where `lines` are not all there are.
+    /// The lines that can be reached from the chosen one, if `lines` has not all lines.
     pub(crate) around: Vec<LineView>,
-    /// Where the engine can count, and all names are shown.
+    /// Set if the engine can count, and the view shows all names.
     pub(crate) totals: Option<Totals>,
     pub(crate) rates: Option<Rates>,
 }
 
-/// The store cannot be read.
+/// A failure to read the store.
 #[derive(Debug, Clone)]
 pub(crate) struct Trouble {
     pub(crate) message: String,
     pub(crate) since: Instant,
 }
 
-/// How much something matters.
+/// How much a line matters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Tone {
     Quiet,
@@ -66,7 +68,7 @@ impl Tone {
         }
     }
 
-    /// The same without colours.
+    /// The mark that shows the tone without colours.
     pub(crate) fn mark(self) -> &'static str {
         match self {
             Tone::Quiet | Tone::Plain => "",
@@ -87,9 +89,9 @@ pub(crate) struct Row {
     /// By the columns.
     pub(crate) cells: [String; 8],
     pub(crate) tone: Tone,
-    /// Where its line is in the reading.
+    /// The index of its line in the reading.
     pub(crate) line: usize,
-    /// What it is sorted by.
+    /// The keys for sorting.
     waiting: usize,
     longest: Option<Duration>,
     held_for: Option<Duration>,
@@ -98,23 +100,32 @@ pub(crate) struct Row {
 
 impl Row {
     fn of((index, line): (usize, &LineView)) -> Self {
-        let first = line.held.first();
+        // No work runs under claims that are past.
+        let (past, held): (Vec<_>, Vec<_>) =
+            line.held.iter().partition(|claim| claim.purpose().is_past());
+        let first = held.first().copied();
         let longest = line.waiting.iter().map(|claim| claim.age).max();
-        let held_by = match line.held.as_slice() {
+        let held_by = match held.as_slice() {
             [] => String::new(),
             [one] => escape(one.holder.label()),
             [one, others @ ..] => format!("{} +{}", escape(one.holder.label()), others.len()),
         };
         let span = |span: Option<Duration>| span.map(human).unwrap_or_default();
-        let (held_for, left) = (first.map(|claim| claim.age), first.map(|claim| claim.remaining));
+        let held_for = first.filter(|claim| !claim.is_foreign()).map(|claim| claim.age);
+        let soonest = past.iter().map(|claim| claim.remaining).min();
+        let left = first.map(|claim| claim.remaining).or(soonest);
+        let unknown = |known: Option<String>| {
+            let said = known.or_else(|| first.map(|_| "?".to_owned()));
+            said.unwrap_or_default()
+        };
         let tone = Tone::of_wait(longest);
         let cells = [
             escape(line.name.as_str()),
             mode(line),
             held_by,
-            span(held_for),
+            unknown(held_for.map(human)),
             span(left),
-            first.map(|claim| claim.fence.to_string()).unwrap_or_default(),
+            unknown(first.and_then(lines::known_fence).map(|fence| fence.to_string())),
             match line.waiting.len() {
                 0 => String::new(),
                 count => count.to_string(),
@@ -126,15 +137,25 @@ impl Row {
     }
 }
 
-/// `permits k of N` says how many are taken.
+/// `permits k of N` counts the taken permits, `rate k of N` the spent units.
 fn mode(line: &LineView) -> String {
-    match line.kind {
-        Kind::Permits { of } => {
-            let taken: u64 = line.held.iter().map(|claim| u64::from(claim.mode.units())).sum();
-            format!("permits {taken} of {of}")
-        }
-        _ => view::mode(line).to_owned(),
+    let purpose = line.held.first().map(ClaimView::purpose);
+    match (purpose, line.kind) {
+        (Some(Purpose::Once(RunState::Running)), _) => "once".to_owned(),
+        (Some(Purpose::Once(state)), _) => format!("once, {}", lines::run_word(&state)),
+        (Some(Purpose::Rate), Kind::Permits { of }) => format!("rate {} of {of}", units(line)),
+        (_, Kind::Permits { of }) => format!("permits {} of {of}", units(line)),
+        _ => lines::mode(line).to_owned(),
     }
+}
+
+fn units(line: &LineView) -> u64 {
+    line.held.iter().map(|claim| u64::from(claim.mode.units())).sum()
+}
+
+/// How many of a line's claims have no work under them any more.
+fn past(line: &LineView) -> usize {
+    line.held.iter().filter(|claim| claim.purpose().is_past()).count()
 }
 
 /// The order of the rows.
@@ -165,7 +186,7 @@ impl Sort {
         }
     }
 
-    /// Puts rows that come in name order into this one; the order of equals stays.
+    /// Sorts rows from name order into this order; equal rows stay in name order.
     fn apply(self, rows: &mut [Row]) {
         match self {
             Sort::Contention => rows.sort_by_key(|row| Reverse((row.waiting, row.longest))),
@@ -176,7 +197,7 @@ impl Sort {
     }
 }
 
-/// What a key does.
+/// The action of a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Action {
     Quit,
@@ -203,21 +224,21 @@ pub(crate) enum Action {
     Help,
 }
 
-/// What the reader is to do.
+/// An order to the reader.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Wish {
     pub(crate) paused: bool,
-    /// Goes up each time somebody asks to read at once.
+    /// Goes up each time the user asks to read at once.
     pub(crate) asked: u64,
     pub(crate) chosen: Option<Name>,
 }
 
-/// Everything that is on the screen.
+/// Everything on the screen.
 #[derive(Debug)]
 pub(crate) struct Model {
     pub(crate) store: String,
     pub(crate) engine: &'static str,
-    /// What all names begin with, if not all are wanted.
+    /// The beginning of all names to show, if not all are wanted.
     pub(crate) prefix: Option<String>,
     pub(crate) interval: Duration,
     pub(crate) reading: Option<Arc<Reading>>,
@@ -230,17 +251,17 @@ pub(crate) struct Model {
     pub(crate) picture: Vec<Branch>,
     pub(crate) sort: Sort,
     pub(crate) filter: String,
-    /// Whether the filter is being typed; what it was before.
+    /// The filter before the present typing; `None` while the user does not type one.
     pub(crate) typing: Option<String>,
     pub(crate) with_picture: bool,
-    /// How many lines of the picture are above its pane.
+    /// How many lines of the picture are scrolled out at its top.
     pub(crate) scroll: usize,
     pub(crate) help: bool,
     /// How many rows the table had when it was last drawn.
     pub(crate) page: usize,
-    /// `None` stays with the first row, whichever it is.
+    /// `None` always chooses the first row.
     chosen: Option<Name>,
-    /// Where the chosen row was, for when its name is gone.
+    /// The index of the chosen row, which stays chosen if its name is gone.
     at: usize,
     paused: bool,
     asked: u64,
@@ -272,14 +293,14 @@ impl Model {
         }
     }
 
-    /// Takes what was read last.
+    /// Takes the last reading.
     pub(crate) fn hear(&mut self, reading: Option<Arc<Reading>>, trouble: Option<Trouble>) {
         self.reading = reading;
         self.trouble = trouble;
         self.arrange();
     }
 
-    /// Does what a key asks for. Ending, stopping and redrawing are not the model's.
+    /// Does the action of a key. The caller ends, stops and redraws.
     pub(crate) fn act(&mut self, action: Action) {
         let last = self.rows.len().saturating_sub(1);
         match action {
@@ -327,13 +348,13 @@ impl Model {
         self.paused
     }
 
-    /// What the reader is to do.
+    /// The order to the reader.
     pub(crate) fn wish(&self) -> Wish {
         let chosen = self.chosen_row().map(|row| row.name.clone());
         Wish { paused: self.paused, asked: self.asked, chosen }
     }
 
-    /// Where the chosen row is.
+    /// The index of the chosen row.
     pub(crate) fn chosen_at(&self) -> Option<usize> {
         (!self.rows.is_empty()).then_some(self.at)
     }
@@ -342,29 +363,28 @@ impl Model {
         self.rows.get(self.at)
     }
 
-    /// How many names were read, and whether these are not all.
+    /// How many names the reading has, and whether there are more.
     pub(crate) fn names(&self) -> (usize, bool) {
         self.reading.as_ref().map_or((0, false), |reading| (reading.lines.len(), reading.more))
     }
 
-    /// Leases and waiting claims: the store's own count, else what was read of them.
+    /// How many leases and waiting claims there are: by the store's own count, else by the
+    /// reading. Claims that are past do not count.
     pub(crate) fn active_and_waiting(&self) -> (u64, u64) {
         let Some(reading) = &self.reading else { return (0, 0) };
-        reading.totals.map_or_else(
-            || {
-                let sum = |count: fn(&LineView) -> usize| {
-                    reading.lines.iter().map(count).sum::<usize>() as u64
-                };
-                (sum(|line| line.held.len()), sum(|line| line.waiting.len()))
-            },
-            |totals| (totals.active, totals.waiting),
-        )
+        let sum =
+            |count: fn(&LineView) -> usize| reading.lines.iter().map(count).sum::<usize>() as u64;
+        let (held, waiting) = match reading.totals {
+            Some(totals) => (totals.active, totals.waiting),
+            None => (sum(|line| line.held.len()), sum(|line| line.waiting.len())),
+        };
+        (held.saturating_sub(sum(past)), waiting)
     }
 
     fn choose(&mut self, at: usize) {
         self.at = at;
         self.scroll = 0;
-        // The first row is chosen as such: what is most contended stays in view.
+        // Chooses the first row itself and not its name: the most contended name stays in view.
         self.chosen = match at {
             0 => None,
             _ => self.chosen_row().map(|row| row.name.clone()),
@@ -372,7 +392,7 @@ impl Model {
         self.draw_picture();
     }
 
-    /// Makes the rows anew, and finds the chosen one among them.
+    /// Makes new rows, and finds the chosen one among them.
     fn arrange(&mut self) {
         let Some(reading) = &self.reading else { return };
         let lines = reading.lines.iter().enumerate();
@@ -382,7 +402,7 @@ impl Model {
         self.widths = COLUMNS.map(str::len);
         for row in &self.rows {
             for (width, cell) in self.widths.iter_mut().zip(&row.cells) {
-                *width = (*width).max(cell.chars().count());
+                *width = (*width).max(crate::text::width(cell));
             }
         }
         self.at = match &self.chosen {
@@ -428,6 +448,7 @@ pub(crate) mod tests {
         Arc::new(Reading {
             at: Instant::now(),
             lines,
+            broken: Vec::new(),
             more: false,
             around: Vec::new(),
             totals: None,
@@ -500,6 +521,16 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn lock_of_another_library_shows_no_age_and_no_fence() {
+        let mut theirs = line("theirs", &["h"]);
+        let unknown = leasehold::claim::HolderId(0);
+        theirs.held[0].holder = leasehold::Holder::known(unknown, "theirs").expect("a label");
+        theirs.held[0].fence = 0;
+        let model = model(vec![theirs]);
+        assert_eq!(model.rows[0].cells[2..6], ["theirs", "?", "20s", "?"]);
+    }
+
+    #[test]
     fn the_choice_stays_with_its_name_and_else_with_its_place() {
         let mut model = model(vec![waited("a", 3, 1), waited("b", 2, 1), waited("c", 1, 1)]);
         assert_eq!(chosen(&model), "a");
@@ -515,7 +546,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn who_chose_nothing_sees_the_most_contended() {
+    fn most_contended_name_is_chosen_by_default() {
         let mut model = model(vec![waited("a", 2, 1), waited("b", 1, 1)]);
         assert_eq!(chosen(&model), "a");
         model.hear(Some(reading(vec![waited("a", 0, 1), waited("b", 1, 1)])), None);

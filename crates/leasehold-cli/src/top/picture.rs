@@ -1,24 +1,26 @@
 //! The wait-for picture of one name as a tree. Pure.
 //!
-//! Below the name stand those who hold it, then those who wait, in order. Below a holder stands
-//! what it waits for itself, below that who is in its way, and so on; whoever comes up again on
-//! the way down closes a cycle.
+//! Below the name stand its holders, then its waiters, in order. Below a holder stand the names
+//! that it waits for, below them the claims in its way, and so on. A holder that comes up again
+//! further down closes a cycle.
 
+use leasehold::Purpose;
 use leasehold::claim::HolderId;
 use leasehold::engine::{ClaimView, LineView};
 
 use super::model::Tone;
 use crate::duration::human;
+use crate::lines::run_word;
 use crate::text::{cut, escape};
 use crate::waits::{Before, DEPTH_MAX, Graph, Wait, fence};
 
-/// How many lines a picture has at most: more than anybody reads.
+/// The most lines of a picture: more than a person reads.
 const BRANCHES_MAX: usize = 200;
-/// How many waiting claims are drawn.
+/// The most waiting claims to draw.
 const WAITING_MAX: usize = 100;
-/// How many holders are drawn with what they wait for.
+/// The most holders to draw, with their own waits.
 const HELD_MAX: usize = 64;
-/// How much of a note fits.
+/// The columns for a note.
 const NOTE_WIDTH: usize = 60;
 
 /// One line of the picture.
@@ -68,7 +70,7 @@ fn left_out(nodes: &mut Vec<Node>, count: usize, limit: usize, what: &str) {
     }
 }
 
-/// What a holder waits for, and who is in its way there.
+/// The waits of a holder, with the claims in its way.
 fn waits_of(
     graph: &Graph<'_>,
     holder: HolderId,
@@ -111,7 +113,7 @@ fn in_the_way(
     nodes
 }
 
-/// Somebody in the way, and what it waits for itself unless the picture comes round to it.
+/// A claim in the way, with its holder's own waits, unless it closes a cycle.
 fn hindrance(
     graph: &Graph<'_>,
     one: Before<'_>,
@@ -140,7 +142,17 @@ fn held(claim: &ClaimView) -> String {
     let (age, left) = (human(claim.age), human(claim.remaining));
     let note = note(claim);
     let holder = escape(claim.holder.label());
-    format!("held by {holder}  fence {}  for {age}, {left} left{note}", claim.fence)
+    match claim.purpose() {
+        Purpose::Rate => return format!("spent by {holder}  {age} ago, back in {left}"),
+        Purpose::Once(state) if claim.purpose().is_past() => {
+            let word = run_word(&state);
+            return format!("ran by {holder}  {age} ago ({word}), the period ends in {left}");
+        }
+        _ => {}
+    }
+    let fence = fence(claim).unwrap_or_else(|| "?".to_owned());
+    let age = if claim.is_foreign() { "?".to_owned() } else { age };
+    format!("held by {holder}  fence {fence}  for {age}, {left} left{note}")
 }
 
 fn waiting(place: usize, claim: &ClaimView) -> String {
@@ -153,7 +165,7 @@ fn claim_text(claim: &ClaimView) -> String {
 }
 
 fn note(claim: &ClaimView) -> String {
-    match claim.note.as_str() {
+    match claim.note.text() {
         "" => String::new(),
         note => format!("  \"{}\"", cut(&escape(note), NOTE_WIDTH)),
     }
@@ -195,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_holder_waits_for_stands_below_it() {
+    fn waits_of_a_holder_stand_below_it() {
         let lines = [line("a", &["w1", "w2"]), line("b", &["w3", "w1"]), line("c", &["w4", "w3"])];
         let expected = [
             "├─ held by w1  fence 1  for 5s, 20s left",
@@ -243,7 +255,7 @@ mod tests {
         let drawn = texts(&[line("a", &labels)]);
         assert_eq!(drawn.len(), 1 + WAITING_MAX + 1);
         assert_eq!(drawn[drawn.len() - 1], format!("└─ … {} more wait", 2_999 - WAITING_MAX));
-        // Everybody waits for everybody: each way down is another one.
+        // Each holder waits for all others: each way down is another one.
         let crowd = &labels[..12];
         let shared = |name: String, waiter: usize| {
             let mut one = line(&name, &[]);

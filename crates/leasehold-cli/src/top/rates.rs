@@ -1,6 +1,6 @@
-//! How often things happen: counts that the store keeps, as rates over the last half minute.
+//! Rates over the last half minute, from the counts that the store keeps.
 //!
-//! Clients tell the store their counts every ten seconds, so the difference of two readings a
+//! Clients report their counts to the store every ten seconds. So the difference of two readings a
 //! second apart would be nothing nine times and ten times too much once. Pure.
 
 use std::collections::VecDeque;
@@ -9,13 +9,13 @@ use std::time::{Duration, Instant};
 use leasehold::engine::Counts;
 use serde::Serialize;
 
-/// Three times as long as clients keep their counts to themselves.
+/// Three times the period in which clients report their counts.
 const WINDOW: Duration = Duration::from_secs(30);
 
-/// More than a window has at the shortest time between two readings.
+/// More samples than a window has at the shortest interval.
 const SAMPLES_MAX: usize = 64;
 
-/// How often a second, over `over_ms`.
+/// Counts per second, over `over_ms`.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub(crate) struct Rates {
     pub(crate) acquired: f64,
@@ -33,22 +33,22 @@ pub(crate) struct Window {
 }
 
 impl Window {
-    /// Takes counts as they were read.
+    /// Adds a reading of the counts.
     pub(crate) fn add(&mut self, at: Instant, counts: Counts) {
         let fell = |last: &Counts| counts.acquired < last.acquired;
         if self.samples.back().is_some_and(|(_, last)| fell(last)) {
-            // Another store, or one that was emptied: what was before says nothing about it.
+            // Another store, or an emptied one: the earlier samples do not compare with it.
             self.samples.clear();
         }
         self.samples.push_back((at, counts));
-        // The last one outside stays, so that the window is never shorter than it says.
+        // Keeps the last one outside, so that the window is never shorter than `WINDOW`.
         let outside = |sample: &(Instant, Counts)| at.duration_since(sample.0) >= WINDOW;
         while self.samples.len() > SAMPLES_MAX || self.samples.get(1).is_some_and(outside) {
             self.samples.pop_front();
         }
     }
 
-    /// The rates, from two readings on.
+    /// The rates; `None` before the second reading.
     pub(crate) fn rates(&self) -> Option<Rates> {
         let (first, last) = (self.samples.front()?, self.samples.back()?);
         let over = last.0.duration_since(first.0);
@@ -57,7 +57,7 @@ impl Window {
         }
         let rate = |count: fn(&Counts) -> u64| {
             let difference = count(&last.1).saturating_sub(count(&first.1));
-            // A tenth is as exact as counts of other processes ever are.
+            // Counts of other processes are never more exact than a tenth.
             (difference as f64 / over.as_secs_f64() * 10.0).round() / 10.0
         };
         Some(Rates {

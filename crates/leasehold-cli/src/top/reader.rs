@@ -1,10 +1,9 @@
-//! Reads the store for `top`, on a thread of its own: a store that is slow or gone never keeps a
-//! key waiting.
+//! Reads the store for `top`, on a thread of its own. So a slow or lost store never delays a key.
 //!
-//! Work is bounded: at most [`PAGES_MAX`] pages of lines in an interval, and never more time
-//! reading than not; the counts, and what is around the chosen name where the lines that were
-//! read are not all there are, take a small share of the time. What was read last is kept;
-//! nothing queues up.
+//! The work is bounded. The reader reads at most [`PAGES_MAX`] pages of lines in an interval, and
+//! rests at least as long as it reads. The counts take a small share of the time. So do the lines
+//! around the chosen name, which it reads only if it has not read all lines. It keeps the last
+//! reading; nothing queues up.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,25 +15,26 @@ use tokio::sync::watch;
 use super::model::{Reading, Trouble, Wish};
 use super::rates::Window;
 use crate::exit::{self, Failure};
+use crate::lines;
 use crate::text;
 use crate::waits;
 
-/// With [`PAGE_LINES`]: more names than anybody scrolls through, and a small part of a second.
+/// With [`PAGE_LINES`]: more names than a person scrolls through, read in much less than a second.
 const PAGES_MAX: usize = 4;
 const PAGE_LINES: usize = 500;
 
-/// Counting looks at every line on some stores; clients tell theirs every ten seconds anyway.
+/// Counting reads every line on some stores. Clients report their counts every ten seconds anyway.
 const COUNTS_EVERY: Duration = Duration::from_secs(2);
 
-/// Counting, and following holders, take at most this long, and this part of the time: both look
-/// at every line on stores that have no index for it.
+/// Counting takes at most this long, and this share of the time. So does following holders. Both
+/// read every line on stores without an index.
 const ASIDE_MAX: Duration = Duration::from_secs(2);
 const ASIDE_SHARE: u32 = 20;
 
 /// A reading that takes longer counts as failed, and the next one is tried.
 const READING_MAX: Duration = Duration::from_secs(15);
 
-/// What was read last, and why it is not newer.
+/// The last reading, and the failure of a later one.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct News {
     pub(crate) reading: Option<Arc<Reading>>,
@@ -49,7 +49,7 @@ pub(crate) struct Reader {
     counts: Window,
     totals: Option<Totals>,
     totals_due: Option<Instant>,
-    /// What is around the name that was last asked for.
+    /// The lines around the last chosen name.
     around: Vec<LineView>,
     around_of: Option<Name>,
     around_due: Option<Instant>,
@@ -69,7 +69,7 @@ impl Reader {
         }
     }
 
-    /// Reads the store once, and what is around the chosen name.
+    /// Reads the store once, with the lines around the chosen name.
     pub(crate) async fn read(&mut self, chosen: Option<&Name>) -> Result<Reading, String> {
         let read = tokio::time::timeout(READING_MAX, self.read_all(chosen)).await;
         match read {
@@ -82,11 +82,12 @@ impl Reader {
     async fn read_all(&mut self, chosen: Option<&Name>) -> leasehold::Result<Reading> {
         let mut query = self.prefix.clone().map_or_else(Query::all, Query::prefix);
         query.limit = PAGE_LINES;
-        let mut lines = Vec::new();
+        let (mut lines, mut broken) = (Vec::new(), Vec::new());
         let mut more = false;
         for _ in 0..PAGES_MAX {
             let page = self.client.inspect(&query).await?;
-            lines.extend(page.lines);
+            lines.extend(page.lines.into_iter().filter(|line| !lines::is_record(line)));
+            broken.extend(page.broken);
             more = page.next.is_some();
             match page.next {
                 Some(next) => query.after = Some(next),
@@ -94,13 +95,13 @@ impl Reader {
             }
         }
         let around = self.around(&lines, more, chosen).await;
-        // With a prefix, what is shown is not what the store counts; how busy it is remains news.
+        // With a prefix the store's totals count other names too. The rates are still useful.
         let totals = self.totals().await?.filter(|_| self.prefix.is_none());
         let (at, rates) = (Instant::now(), self.counts.rates());
-        Ok(Reading { at, lines, more, around, totals, rates })
+        Ok(Reading { at, lines, broken, more, around, totals, rates })
     }
 
-    /// The lines that can be reached from the chosen name, where they are not all read already.
+    /// The lines that can be reached from the chosen name, unless all lines were read already.
     async fn around(
         &mut self,
         lines: &[LineView],
@@ -113,7 +114,7 @@ impl Reader {
         let fresh = self.around_due.is_some_and(|due| Instant::now() < due);
         if !fresh || self.around_of.as_ref() != chosen {
             let begun = Instant::now();
-            // A failure shows at the next page of lines, with its reason.
+            // The next page of lines will show a failure with its reason.
             self.around = waits::gather(&self.client, line.clone(), ASIDE_MAX).await.lines;
             self.around_of = chosen.cloned();
             self.around_due = Some(Instant::now() + begun.elapsed() * ASIDE_SHARE);
@@ -121,10 +122,11 @@ impl Reader {
         self.around.clone()
     }
 
-    /// The store's counts, as old as they may be; `None` where they cannot be had in time.
+    /// The store's counts, which may be a little old; `None` if the store was too slow.
     async fn totals(&mut self) -> leasehold::Result<Option<Totals>> {
         let begun = Instant::now();
-        if !self.client.info().can.tally || self.totals_due.is_some_and(|due| begun < due) {
+        if self.client.parts().counting.is_none() || self.totals_due.is_some_and(|due| begun < due)
+        {
             return Ok(self.totals);
         }
         let counted = tokio::time::timeout(ASIDE_MAX, self.client.store_stats()).await;
@@ -137,7 +139,7 @@ impl Reader {
         Ok(self.totals)
     }
 
-    /// Reads in each interval, and when asked, until nobody wants to know any more.
+    /// Reads in each interval, and when asked, until the view is gone.
     async fn follow(
         mut self,
         interval: Duration,
@@ -148,7 +150,7 @@ impl Reader {
             let mut wish = wishes.borrow_and_update().clone();
             let begun = Instant::now();
             let read = self.read(wish.chosen.as_ref()).await;
-            // A store that is slow gets as much rest; one that failed is tried again soon.
+            // Rests as long as the reading took. After a failure, tries again soon.
             let rest = if read.is_ok() { begun.elapsed() } else { Duration::ZERO };
             publish(&news, read);
             let due = tokio::time::sleep(interval.max(rest));
@@ -173,20 +175,21 @@ impl Reader {
         }
     }
 
-    /// Reads what is around another name than before, and nothing else.
+    /// Reads only the lines around another chosen name.
     async fn turn_to(&mut self, chosen: Option<&Name>, news: &watch::Sender<News>) {
         let Some(last) = news.borrow().reading.clone() else { return };
         let around = self.around(&last.lines, last.more, chosen).await;
         if around.is_empty() {
             return;
         }
-        let (lines, totals, rates) = (last.lines.clone(), last.totals, last.rates);
-        let reading = Reading { at: last.at, lines, more: last.more, around, totals, rates };
+        let (lines, broken) = (last.lines.clone(), last.broken.clone());
+        let (at, more, totals, rates) = (last.at, last.more, last.totals, last.rates);
+        let reading = Reading { at, lines, broken, more, around, totals, rates };
         news.send_modify(|news| news.reading = Some(Arc::new(reading)));
     }
 }
 
-/// Tells what was read; the last good reading stays when there is none.
+/// Publishes a reading, or a failure beside the last good reading.
 fn publish(news: &watch::Sender<News>, read: Result<Reading, String>) {
     news.send_modify(|news| match read {
         Ok(reading) => *news = News { reading: Some(Arc::new(reading)), trouble: None },
@@ -198,7 +201,7 @@ fn publish(news: &watch::Sender<News>, read: Result<Reading, String>) {
     });
 }
 
-/// Starts the thread. It ends when the receiver of wishes has nobody to wish any more.
+/// Starts the thread. It ends when the sender of wishes is dropped.
 pub(crate) fn start(
     reader: Reader,
     interval: Duration,
@@ -206,7 +209,7 @@ pub(crate) fn start(
 ) -> Result<watch::Receiver<News>, Failure> {
     let (sender, news) = watch::channel(News::default());
     let fail = |error| Failure::new(exit::UNREACHABLE, format!("cannot start: {error}"));
-    // Each runtime that uses a store has connections of its own, so the reader may have its own.
+    // Each runtime that uses a store has its own connections, so the reader may have a runtime.
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(fail)?;
     std::thread::Builder::new()
@@ -244,7 +247,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_around_the_chosen_name_is_read_where_a_prefix_hides_it() {
+    async fn lines_around_the_chosen_name_are_read_although_a_prefix_hides_them() {
         let engine = Memory::new();
         let holder = Client::builder().label("worker").engine(engine.clone()).expect("opens");
         let other = Client::builder().engine(engine.clone()).expect("opens");

@@ -1,8 +1,8 @@
-//! The terminal as a screen, and back: whatever ends the view, its owner gets it as it was.
+//! Turns the terminal into a screen, and restores it at every end of the view.
 //!
-//! Raw mode and the alternate screen are left when the [`Screen`] is dropped and when the thread
-//! that draws panics, before the message is printed. What cannot be caught, as KILL, leaves the
-//! terminal as it is; `reset` is the remedy then.
+//! This leaves raw mode and the alternate screen when the [`Screen`] is dropped. It also does so
+//! when the drawing thread panics, before it prints the message. KILL cannot be caught, and leaves
+//! the terminal as it is. Then the user needs `reset`.
 
 use std::io::{self, BufWriter, IsTerminal as _, Stdout, Write};
 use std::sync::{Mutex, Once, PoisonError};
@@ -17,10 +17,10 @@ use ratatui::layout::Rect;
 use ratatui::{Frame, Terminal, TerminalOptions, Viewport};
 use rustix::termios::{self, OptionalActions, Termios};
 
-/// The size of a terminal that does not say its own.
+/// The size of a terminal that does not report its own.
 const SIZE_UNKNOWN: (u16, u16) = (80, 24);
 
-/// The settings to go back to, and the thread that draws; `None` while there is no screen.
+/// The settings to restore, and the drawing thread; `None` while there is no screen.
 static BEFORE: Mutex<Option<(Termios, ThreadId)>> = Mutex::new(None);
 
 /// A terminal that is used as a screen.
@@ -30,7 +30,7 @@ pub(crate) struct Screen {
 }
 
 impl Screen {
-    /// Takes the terminal over, or takes it over again after somebody else had it.
+    /// Takes over the terminal, also again after another process had it.
     pub(crate) fn enter() -> io::Result<Self> {
         restore_on_panic();
         let present = termios::tcgetattr(io::stdin())?;
@@ -42,7 +42,7 @@ impl Screen {
         Ok(Self { terminal: terminal()? })
     }
 
-    /// Begins anew, with the size that the terminal has now.
+    /// Begins again, with the present size of the terminal.
     pub(crate) fn renew(&mut self) -> io::Result<()> {
         execute!(io::stdout(), Clear(ClearType::All))?;
         self.terminal = terminal()?;
@@ -74,10 +74,10 @@ fn size() -> (u16, u16) {
     }
 }
 
-/// Gives the terminal back as it was; nothing where it was not taken.
+/// Restores the terminal, if this process took it over.
 pub(crate) fn restore() {
     let Some((settings, _)) = before().take() else { return };
-    // It fails only where the terminal is gone, and then there is nothing to give back.
+    // Fails only if the terminal is gone, and then there is nothing to restore.
     let _screen = leave(&mut io::stdout());
     let _settings = termios::tcsetattr(io::stdin(), OptionalActions::Now, &settings);
 }
@@ -90,8 +90,8 @@ fn before() -> std::sync::MutexGuard<'static, Option<(Termios, ThreadId)>> {
     BEFORE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A panic's message must be readable, and the shell after it usable. Only the thread that draws
-/// counts: if another one panics, this one goes on or ends by itself.
+/// Restores the terminal at a panic, so that the message is readable and the shell usable. Only the
+/// drawing thread counts: if another one panics, the drawing thread goes on or ends by itself.
 fn restore_on_panic() {
     static INSTALLED: Once = Once::new();
     INSTALLED.call_once(|| {
@@ -159,7 +159,7 @@ mod tests {
         assert_eq!(before.input_modes, after.input_modes);
         assert_eq!(before.output_modes, after.output_modes);
         let mut bytes = Vec::new();
-        // It ends with an error, because nobody is at the other side any more.
+        // It ends with an error, because the other side is closed.
         let _gone = File::from(master).read_to_end(&mut bytes);
         let text = String::from_utf8_lossy(&bytes);
         let at = |part: &str| text.find(part).unwrap_or_else(|| panic!("no {part:?} in {text:?}"));

@@ -1,7 +1,7 @@
 //! Draws the model: header, table, picture, keys; and the same once as plain text.
 //!
-//! Everything has a place at any size: what does not fit is left out in the order of its worth,
-//! columns as well as lines. Colours only repeat what marks and words say.
+//! The view works at any size. If columns or lines do not fit, it leaves out the least important
+//! ones first. Colours only repeat the marks and words.
 
 use std::time::{Duration, Instant};
 
@@ -14,21 +14,21 @@ use ratatui::widgets::{Block, Borders, Clear, Paragraph, Widget as _};
 
 use super::model::{COLUMNS, Model, Tone};
 use crate::duration::human;
-use crate::text::{cut, escape, redact};
+use crate::text::{cut, escape, redact, width as text_width};
 
-/// Columns in the order in which they go when there is no room: mode, fence, left, held for,
-/// held by, longest. The name and how many wait stay.
+/// The order in which columns are left out without room: mode, fence, left, held for, held by,
+/// longest. The name and the number of waiters stay.
 const DROPPED: [usize; 6] = [1, 5, 4, 3, 2, 7];
 /// Columns of numbers.
 const RIGHT: [usize; 5] = [3, 4, 5, 6, 7];
-/// The name of a lock, and its holder: these share what is left.
+/// The name of a lock, and its holder: these share the remaining width.
 const NAME: usize = 0;
 const HELD_BY: usize = 2;
 /// With fewer columns than this a name says little.
 const NAME_MIN: usize = 12;
 const HELD_BY_MIN: usize = 8;
 const GAP: usize = 2;
-/// What stands before the chosen row.
+/// The mark before the chosen row.
 const POINTER: &str = "> ";
 
 /// From this height on there is room for totals and for keys.
@@ -36,7 +36,7 @@ const HEIGHT_ROOMY: u16 = 8;
 /// From this height on there is room for the picture.
 const HEIGHT_PICTURE: u16 = 14;
 
-const KEYS: &str = "q quit  arrows move  enter picture  / filter  s sort  p pause  r read  ? help";
+const KEYS: &str = "? help  q quit  arrows move  enter picture  / filter  s sort  p pause  r read";
 
 const HELP: [&str; 16] = [
     "q, Esc, ^C        end",
@@ -64,7 +64,7 @@ pub(crate) struct Theme {
 }
 
 impl Theme {
-    /// As the environment asks for: <https://no-color.org>.
+    /// The theme that the environment asks for: <https://no-color.org>.
     pub(crate) fn of_environment() -> Self {
         let unwanted = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
         let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
@@ -82,7 +82,7 @@ impl Theme {
     }
 }
 
-/// What drawing remembers from one time to the next.
+/// The state that one drawing keeps for the next.
 #[derive(Debug)]
 pub(crate) struct View {
     theme: Theme,
@@ -135,7 +135,7 @@ impl View {
         Self { theme, first: 0 }
     }
 
-    /// Draws everything, and tells the model how many rows there was room for.
+    /// Draws everything, and sets the model's page to the number of rows with room.
     pub(crate) fn draw(&mut self, frame: &mut Frame<'_>, model: &mut Model, now: Instant) {
         let area = frame.area();
         if area.is_empty() {
@@ -158,12 +158,12 @@ impl View {
         }
     }
 
-    /// The store on the left, how fresh the picture is on the right.
+    /// The store on the left, the age of the reading on the right.
     fn title(&self, model: &Model, now: Instant, width: u16) -> Line<'static> {
         let fresh = freshness(model, now);
-        let room = usize::from(width).saturating_sub(fresh.chars().count() + GAP);
+        let room = usize::from(width).saturating_sub(text_width(&fresh) + GAP);
         let store = cut(&store(model), room);
-        let gap = usize::from(width).saturating_sub(store.chars().count() + fresh.chars().count());
+        let gap = usize::from(width).saturating_sub(text_width(&store) + text_width(&fresh));
         let bold = Style::new().add_modifier(Modifier::BOLD);
         let tone = if model.is_paused() { Tone::Long } else { Tone::Plain };
         Line::from(vec![
@@ -279,7 +279,7 @@ fn store(model: &Model) -> String {
 
 fn freshness(model: &Model, now: Instant) -> String {
     let Some(reading) = &model.reading else { return "reading".to_owned() };
-    // Seconds are what it is drawn anew for; less would only flicker.
+    // The screen is drawn every second; smaller units would only flicker.
     let ago = now.saturating_duration_since(reading.at).as_secs();
     let ago = human(Duration::from_secs(ago)).replace("0ms", "0s");
     match model.is_paused() {
@@ -298,11 +298,21 @@ fn totals(model: &Model) -> String {
         true => text.push_str(&format!("  names: the first {names}, there are more (--prefix)")),
         false => text.push_str(&format!("  names {names}")),
     }
+    let broken = model.reading.as_ref().map_or(&[][..], |reading| &reading.broken);
+    match broken {
+        [] => {}
+        [one] => text.push_str(&format!("  cannot read {}", escape(one.name.as_str()))),
+        [one, rest @ ..] => text.push_str(&format!(
+            "  cannot read {} and {} more",
+            escape(one.name.as_str()),
+            rest.len()
+        )),
+    }
     if let Some(rates) = model.reading.as_ref().and_then(|reading| reading.rates) {
         text.push_str(if model.prefix.is_some() { "  whole store:" } else { "" });
         text.push_str(&format!("  acquired {}/s", rates.acquired));
         text.push_str(&format!("  released {}/s", rates.released));
-        // These are news only when they happen.
+        // Shows these only if they are not zero.
         let rare =
             [("contended", rates.contended), ("expired", rates.expired), ("lost", rates.lost)];
         for (what, rate) in rare.into_iter().filter(|(_, rate)| *rate > 0.0) {
@@ -348,7 +358,7 @@ fn columns(model: &Model, room: usize) -> Vec<(usize, usize)> {
     let with_name = shown.contains(&HELD_BY);
     let mut widths: Vec<(usize, usize)> =
         shown.into_iter().map(|column| (column, least(column))).collect();
-    // The name first, up to two thirds of what there is; then the holder; then the name again.
+    // First the name, up to two thirds of the spare room; then the holder; then the name again.
     let share = if with_name { spare * 2 / 3 } else { spare };
     for (column, limit) in [(NAME, share), (HELD_BY, usize::MAX), (NAME, usize::MAX)] {
         if let Some((_, width)) = widths.iter_mut().find(|(shown, _)| *shown == column) {
@@ -357,14 +367,14 @@ fn columns(model: &Model, room: usize) -> Vec<(usize, usize)> {
             spare -= more;
         }
     }
-    // Where not even the name fits, it has what there is.
+    // If not even the name fits, it gets the room that there is.
     if let [(NAME, width), (_, other)] = widths.as_mut_slice() {
         *width = (*width).min(room.saturating_sub(*other + GAP)).max(1);
     }
     widths
 }
 
-/// The same as plain text, whole: for scripts and for a report.
+/// The whole view as plain text: for scripts and for a report.
 pub(crate) fn once(model: &Model) -> String {
     let mut text = format!("{}\n{}\n", store(model), totals(model));
     if model.rows.is_empty() {
@@ -373,7 +383,7 @@ pub(crate) fn once(model: &Model) -> String {
     let mut rows = vec![COLUMNS.map(str::to_owned)];
     rows.extend(model.rows.iter().map(|row| row.cells.clone()));
     text.push('\n');
-    text.push_str(&crate::view::align(&rows));
+    text.push_str(&crate::table::align(&rows));
     if let Some(row) = model.chosen_row().filter(|_| !model.picture.is_empty()) {
         text.push_str(&format!("\nwho waits for whom: {}\n", row.cells[NAME]));
         for branch in &model.picture {

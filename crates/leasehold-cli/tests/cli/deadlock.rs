@@ -62,8 +62,8 @@ fn f124_crossing_runs_on_redis_have_one_victim_that_names_the_cycle() {
 
 #[test]
 fn runs_side_by_side_under_one_run_are_no_part_of_each_others_waits() {
-    // Both are one holder with the run around them. One waits for `b` while the other holds `c`;
-    // somebody else holds `b` and waits for `c`. By holders that is a cycle, yet `c` is soon free.
+    // The run around them makes both one holder. One waits for `b` while the other holds `c`;
+    // another holder has `b` and waits for `c`. By holders that is a cycle, yet `c` is soon free.
     let place = Place::new();
     let held = place.path("held").display().to_string();
     let script = format!(
@@ -81,7 +81,8 @@ fn runs_side_by_side_under_one_run_are_no_part_of_each_others_waits() {
     assert!(ends.iter().all(|end| end.status == 0), "{ends:?}");
 }
 
-/// Holds one name; `go` lets it wait for the other, in a process that can be hurt by itself.
+/// Holds one name; `go` lets it wait for the other, in a process that can be stopped or killed
+/// alone.
 fn crossed(place: &Place, holder: &str, own: &str, inner: &str) -> Running {
     let script = format!("echo up; read line; {BINARY} {inner} -- echo through & echo $!; wait $!");
     let holding = ["--holder", holder, "run", "--ttl", "5s", "--pass-url", own, "--", "sh", "-c"];
@@ -98,13 +99,13 @@ fn go(place: &Place, run: &mut Running, next: &str) -> Pid {
     inner
 }
 
-/// Three runs that hold a name each. If all wait, each for the next one's, that is a circle.
+/// Three runs that hold a name each. If each waits for the next one's name, that is a circle.
 fn three(place: &Place) -> [Running; 3] {
     [("ann", "a", "b"), ("bob", "b", "c"), ("cat", "c", "a")]
         .map(|(holder, own, next)| crossed(place, holder, own, &format!("run {next}")))
 }
 
-/// Waits until somebody looks for deadlocks, and has told the others of its wait.
+/// Waits until a run looks for deadlocks, and has announced its wait to the others.
 fn await_detector(place: &Place) {
     let db = rusqlite::Connection::open(place.path("locks.db")).expect("the store");
     let count = "SELECT count(*) FROM notices";
@@ -117,7 +118,7 @@ fn await_detector(place: &Place) {
 fn f126_a_stopped_detector_is_replaced_and_one_run_gives_up() {
     let place = Place::new();
     let [mut ann, mut bob, mut cat] = three(&place);
-    // It waits first, so it would be the first to see the circle closed.
+    // It waits first, so it would be the first to find the circle.
     let detector = go(&place, &mut cat, "a");
     await_detector(&place);
     kill_process(detector, Signal::STOP).expect("it waits");
@@ -142,8 +143,8 @@ fn f126_a_killed_detector_is_the_only_one_that_does_not_go_on() {
     let [mut ann, mut bob, mut cat] = three(&place);
     go(&place, &mut ann, "b");
     go(&place, &mut bob, "c");
-    // It closes the circle, so it is its turn to give up; with the run around it, as when its
-    // machine dies, nobody gives anything back.
+    // This run closes the circle, so it is the one to give up. It dies together with the run around
+    // it, as when a machine dies: neither gives its lock back.
     let detector = go(&place, &mut cat, "a");
     cat.signal(Signal::KILL);
     kill_process(detector, Signal::KILL).expect("it waits");

@@ -1,15 +1,15 @@
-//! `elect` and `leader`: terms that rise, leaders that lose, and those who watch.
+//! `elect` and `leader`: terms that rise, leaders that lose, and watchers.
 
 use leasehold_testkit::Redis;
 use rustix::process::Signal;
 
 use crate::support::{Place, Running, await_gone, eventually, json, pid};
 
-/// Prints its term, then works until it is told to end.
+/// Prints its term, then works until a signal ends it.
 const WORK: &str = "echo $LEASEHOLD_FENCE $$; while :; do sleep 0.05; done";
 
 fn elect(place: &Place, holder: &str, options: &[&str], script: &str) -> Running {
-    let mut arguments = vec!["--holder", holder, "elect", "--ttl", "1s", "--payload", holder];
+    let mut arguments = vec!["--holder", holder, "elect", "--ttl", "5s", "--payload", holder];
     arguments.extend(options);
     arguments.extend(["office", "--", "sh", "-c", script]);
     place.start(&arguments)
@@ -108,7 +108,7 @@ fn f127_a_leader_that_was_paused_is_followed_and_its_command_does_nothing_more()
     let script = script.replace("while :;", "while :; do sleep 0.02;");
     let mut one = elect(&place, "one", &["-q"], &script);
     let (first, command) = term(&mut one);
-    // Both the candidate and its command stand still, as on a machine that sleeps.
+    // The candidate and its command both stand still, as on a machine that sleeps.
     one.signal(Signal::STOP);
     rustix::process::kill_process_group(pid(command), Signal::STOP).expect("it is there");
     let mut two = elect(&place, "two", &["-q"], WORK);
@@ -146,7 +146,7 @@ fn a_leader_whose_store_is_silent_stops_in_time_and_leads_again_when_it_is_back(
 }
 
 #[test]
-fn who_watches_sees_every_leader() {
+fn watcher_sees_every_leader() {
     let place = Place::new();
     let mut watch = place.start(&["leader", "--watch", "--json", "office"]);
     let mut next = || json(&watch.line())["leader"].clone();

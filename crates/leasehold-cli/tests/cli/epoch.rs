@@ -40,7 +40,7 @@ fn f129_a_restored_store_is_good_again_after_bump_epoch() {
 }
 
 #[test]
-fn a_bump_does_not_touch_who_holds_and_exceeds_what_it_is_told() {
+fn bump_leaves_holders_alone_and_exceeds_the_given_fence() {
     let place = Place::new();
     let holder = place.hold(&[], "held");
     let before = place.show("held")["held"][0]["fence"].clone();
@@ -56,6 +56,25 @@ fn a_bump_does_not_touch_who_holds_and_exceeds_what_it_is_told() {
         let refused = place.expect(64, &["bump-epoch", "--above", bad]);
         assert!(refused.stderr.contains("2^62"), "{refused:?}");
     }
+}
+
+#[test]
+fn bump_by_a_clock_behind_the_date_of_the_build_is_78_without_a_fence_to_exceed() {
+    let place = Place::new();
+    let first = fence(&place);
+    let clock = leasehold_testkit::Clock::new().expect("a clock that can be moved");
+    for years in [10, 60] {
+        clock.set_behind(std::time::Duration::from_secs(years * 365 * 86_400)).expect("moved");
+        let mut bump = place.leasehold(&["bump-epoch"]);
+        let refused = finish(bump.envs(clock.environment()));
+        assert_eq!(refused.status, 78, "{refused:?}");
+        assert!(refused.stderr.contains("--above"), "{refused:?}");
+    }
+    assert_eq!(fence(&place), first + 1, "nothing was changed");
+    let mut bump = place.leasehold(&["bump-epoch", "--above", "1000"]);
+    let raised = finish(bump.envs(clock.environment()));
+    assert_eq!(raised.status, 0, "{raised:?}");
+    assert!(fence(&place) > 1_000);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! The command on etcd. What the engine does is tested with the library.
+//! The command on etcd. The tests of the library cover the engine.
 
 use std::path::Path;
 use std::process::Command;
@@ -6,9 +6,12 @@ use std::time::Duration;
 
 use leasehold_testkit::{Clock, Etcd, Server};
 
-use crate::support::{BINARY, Finished, bare, finish, handle, json};
+use crate::support::{
+    BINARY, Finished, Running, bare, finish, handle, json,
+    shows_only_what_is_known_of_a_foreign_lock,
+};
 
-/// Runs something that must end with this status.
+/// Runs a command that must end with this status.
 #[track_caller]
 fn expect(status: i32, server: &Server, arguments: &[&str]) -> Finished {
     let mut command = bare(Path::new(BINARY));
@@ -17,7 +20,7 @@ fn expect(status: i32, server: &Server, arguments: &[&str]) -> Finished {
     finished
 }
 
-/// The lines of what etcd's own command says.
+/// The lines that etcd's own command prints.
 fn etcdctl(server: &Server, words: &[&str]) -> Vec<String> {
     let mut command = Command::new("etcdctl");
     command.env("ETCDCTL_API", "3").arg(format!("--endpoints={}", server.address()));
@@ -97,4 +100,34 @@ fn doctor_warns_of_a_clock_that_is_an_hour_off_either_way() {
         let seconds = seconds.and_then(|seconds| seconds.parse::<u64>().ok());
         assert!(seconds.is_some_and(|seconds| (3_590..3_610).contains(&seconds)), "{told}");
     }
+}
+
+#[test]
+fn spans_of_a_handle_count_from_its_grant() {
+    let server = Etcd::new().start_blocking().expect("a server starts");
+    crate::support::spans_of_a_handle_count_from_its_grant(server.url());
+}
+
+#[test]
+fn spans_of_a_handle_do_not_follow_a_wall_clock_that_is_set() {
+    let server = Etcd::new().start_blocking().expect("a server starts");
+    crate::support::spans_of_a_handle_do_not_follow_a_wall_clock_that_is_set(server.url());
+}
+
+#[test]
+fn release_whose_answer_is_lost_is_no_lost_lock() {
+    let server = Etcd::new().start_blocking().expect("a server starts");
+    let url_at = |address| format!("etcd://{address}");
+    crate::support::release_whose_answer_is_lost_is_no_lost_lock(server.address(), url_at);
+}
+
+#[test]
+fn lock_of_etcdctl_is_shown_without_an_age() {
+    let server = Etcd::new().start_blocking().expect("a server starts");
+    let mut theirs = bare(Path::new("etcdctl"));
+    theirs.env("ETCDCTL_API", "3").arg(format!("--endpoints={}", server.address()));
+    let mut theirs = Running::start(theirs.args(["lock", "ext"]));
+    assert!(theirs.line().starts_with("ext/"));
+    // The revision of its key is a fence.
+    shows_only_what_is_known_of_a_foreign_lock(server.url(), "ext", true);
 }

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::support::{Finished, Place, handle, json};
+use crate::support::{BINARY, Finished, Place, handle, json};
 
 /// Runs a command with a handle on its standard input.
 fn with_input(place: &Place, arguments: &[&str], input: &str) -> Finished {
@@ -38,7 +38,7 @@ fn a_stale_handle_is_77() {
         let said = finished.stdout + &finished.stderr;
         assert!(said.contains("not held any more"), "{said}");
     }
-    // Also when somebody else has the lock, who must not notice.
+    // Also when another holder has the lock, which must not notice.
     let new = handle(&place.expect(0, &["acquire", "x"]));
     for verb in ["renew", "release", "check"] {
         place.expect(77, &[verb, &old]);
@@ -97,7 +97,7 @@ fn one_bad_handle_does_not_keep_the_others() {
 }
 
 #[test]
-fn acquire_does_not_wait_unless_told() {
+fn acquire_does_not_wait_by_default() {
     let place = Place::new();
     let holder = place.hold(&[], "x");
     let refused = place.expect(75, &["acquire", "x"]);
@@ -147,11 +147,41 @@ fn holding_at_least_outlives_the_release_of_a_handle() {
     let acquired = place.expect(0, &["acquire", "--hold-at-least", "3s", "x"]);
     place.expect(0, &["release", &handle(&acquired)]);
     let refused = place.finish(&["run", "-n", "x", "--", "true"]);
-    // A machine that was away for three seconds has nothing to say about it.
+    // A machine that was away for three seconds may have let the lock expire.
     if begun.elapsed() < Duration::from_secs(3) {
         assert_eq!(refused.status, 75, "{refused:?}");
     }
     place.expect(0, &["run", "-w", "60s", "x", "--", "true"]);
+}
+
+#[test]
+fn handle_is_77_while_holding_at_least_keeps_its_name_closed() {
+    let place = Place::new();
+    let begun = Instant::now();
+    let acquired = place.expect(0, &["acquire", "--ttl", "60s", "--hold-at-least", "4s", "x"]);
+    let handle = handle(&acquired);
+    place.expect(0, &["release", &handle]);
+    for verb in ["check", "renew", "release"] {
+        let finished = place.expect(77, &[verb, &handle]);
+        let said = finished.stdout + &finished.stderr;
+        assert!(said.contains("not held any more"), "{said}");
+    }
+    place.expect(0, &["run", "-w", "60s", "x", "--", "true"]);
+    assert!(begun.elapsed() >= Duration::from_secs(4), "open after {:?}", begun.elapsed());
+}
+
+#[test]
+fn renewal_after_once_does_not_shorten_its_period() {
+    let place = Place::new();
+    let handle = place.path("handle");
+    let script = format!("echo $LEASEHOLD_HANDLE > {}", handle.display());
+    place.expect(0, &["once", "o", "--every", "1h", "--ttl", "1s", "--", "sh", "-c", &script]);
+    let handle = std::fs::read_to_string(handle).expect("the handle of the run");
+    for verb in ["check", "renew", "release"] {
+        place.expect(77, &[verb, handle.trim()]);
+    }
+    let again = place.expect(0, &["once", "o", "--every", "1h", "--", "echo", "again"]);
+    assert!(again.stdout.is_empty() && again.stderr.contains("skipped"), "{again:?}");
 }
 
 #[test]
@@ -166,4 +196,32 @@ fn holding_at_most_bounds_every_renewal_of_a_handle() {
     }
     place.await_free("x");
     place.expect(77, &["renew", &handle]);
+}
+
+#[test]
+fn spans_of_a_handle_count_from_its_grant() {
+    crate::support::spans_of_a_handle_count_from_its_grant(&Place::new().url());
+}
+
+#[test]
+fn handle_without_its_age_is_still_read() {
+    let place = Place::new();
+    let handle = handle(&place.expect(0, &["acquire", "--hold-at-least", "1h", "x"]));
+    let (old, _age) = handle.split_once("+age=").expect("it carries its age");
+    place.expect(0, &["check", old]);
+    place.expect(0, &["release", old]);
+    place.expect(75, &["run", "-n", "x", "--", "true"]);
+}
+
+#[test]
+fn renewal_by_handle_does_not_shorten_what_run_counts_on() {
+    let place = Place::new();
+    let script =
+        format!("{BINARY} renew $LEASEHOLD_HANDLE --ttl 1s >&2; echo renewed; read line; true");
+    let run = ["run", "--pass-url", "--ttl", "30s", "x", "--", "sh", "-c", &script];
+    let mut run = place.start(&run);
+    assert_eq!(run.line(), "renewed");
+    let left = place.show("x")["held"][0]["remaining_ms"].as_u64().expect("it is held");
+    assert!(left > 15_000, "{left} ms of 30 s are left");
+    assert_eq!(run.end().status, 0);
 }

@@ -20,7 +20,7 @@ fn f130_f131_f132_bad_input_is_64_and_says_why() {
         (run(&["--ttl", "0"]), "no unit"),
         (run(&["--ttl", "0s"]), "between 100ms and 24h"),
         (run(&["--ttl", "99ms"]), "between 100ms and 24h"),
-        (run(&["--ttl", "1ns"]), "ms, s, m and h"),
+        (run(&["--ttl", "1ns"]), "ms, s, m, h and d"),
         (run(&["--ttl", "25h"]), "between 100ms and 24h"),
         (run(&["--ttl", "-5s"]), "negative"),
         (run(&["--ttl=-5s"]), "negative"),
@@ -42,7 +42,10 @@ fn f130_f131_f132_bad_input_is_64_and_says_why() {
         (run(&["--holder", &long_label]), "label"),
         (run(&["--holder", "a\nb"]), "label"),
         (run(&["--holder", ""]), "label"),
-        (run(&["--unknown"]), "--unknown"),
+        (run(&["--unknown"]), "leasehold: error: unexpected argument '--unknown'"),
+        (run(&["--timeout", "5s"]), "--wait"),
+        (["ru"].map(String::from).to_vec(), "leasehold: error:"),
+        (["release", "foo"].map(String::from).to_vec(), "does not begin with `lh1_`"),
         (run(&["-q", "-v"]), "cannot be used with"),
         (["run", "x"].map(String::from).to_vec(), "after `--`"),
         (["run", "x", "true"].map(String::from).to_vec(), "after `--`"),
@@ -127,9 +130,11 @@ fn help_and_version_are_answers() {
     }
     let all = place.expect(0, &["--help"]).stdout;
     let (_, commands) = all.split_once("Commands:\n").expect("a list of commands");
-    let named = |line: &str| line.split_whitespace().next().map(str::to_owned);
+    // A line that continues a description is indented further.
+    let named = |line: &str| Some(line.strip_prefix("  ")?.split(' ').next()?.to_owned());
     let commands: Vec<String> =
         commands.lines().take_while(|line| !line.is_empty()).filter_map(named).collect();
+    let commands: Vec<String> = commands.into_iter().filter(|word| !word.is_empty()).collect();
     assert!(commands.len() >= 19, "{all}");
     for command in commands.iter().filter(|command| *command != "help") {
         let help = place.expect(0, &[command, "--help"]).stdout;
@@ -145,7 +150,7 @@ fn completions_need_no_store_and_forgive_a_reader_that_leaves() {
     let place = Place::new();
     for shell in ["bash", "zsh", "fish"] {
         let script = place.expect(0, &["completions", shell]).stdout;
-        assert!(script.contains("force-release"), "{shell}");
+        assert!(script.contains("LEASEHOLD_COMPLETE"), "{shell}");
     }
     assert!(!place.path("locks.db").exists());
     let mut shell = bare(std::path::Path::new("bash"));
@@ -154,4 +159,54 @@ fn completions_need_no_store_and_forgive_a_reader_that_leaves() {
     let finished = finish(shell.args(["-c", &pipe]));
     assert!(finished.stdout.ends_with("\n0\n"), "{finished:?}");
     assert_eq!(finished.stderr, "");
+}
+
+/// The words that a shell offers for the last word.
+fn completed(place: &Place, words: &[&str]) -> Vec<String> {
+    let mut command = place.leasehold(&["--"]);
+    command.args(words).env("LEASEHOLD_COMPLETE", "fish");
+    let finished = finish(&mut command);
+    assert_eq!(finished.status, 0, "{finished:?}");
+    let word = |line: &str| line.split('\t').next().unwrap_or_default().to_owned();
+    finished.stdout.lines().map(word).collect()
+}
+
+#[test]
+fn shell_completes_commands_options_and_names_of_locks() {
+    let place = Place::new();
+    let _holder = place.hold(&[], "cron:report");
+    assert_eq!(completed(&place, &["leasehold", "forc"]), ["force-release"]);
+    assert_eq!(completed(&place, &["leasehold", "run", "--hold-at-l"]), ["--hold-at-least"]);
+    assert_eq!(completed(&place, &["leasehold", "show", "cr"]), ["cron:report"]);
+    assert_eq!(completed(&place, &["leasehold", "run", "a", "cr"]), ["cron:report"]);
+}
+
+#[test]
+fn completing_a_name_makes_no_store() {
+    let place = Place::new();
+    let names = completed(&place, &["leasehold", "show", "cr"]);
+    assert!(names.is_empty() && !place.path("locks.db").exists(), "{names:?}");
+}
+
+#[test]
+fn shell_gets_no_names_from_a_store_that_does_not_answer() {
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let place = Place::new();
+    let mut command = place.leasehold(&["--", "leasehold", "show", "cr"]);
+    let url = format!("redis://{}", silent.local_addr().expect("an address"));
+    let finished = finish(command.env("LEASEHOLD_COMPLETE", "fish").env("LEASEHOLD_URL", url));
+    let names = finished.stdout.lines().filter(|line| !line.starts_with('-')).count();
+    assert_eq!((finished.status, names), (0, 0), "{finished:?}");
+}
+
+#[test]
+fn manual_has_a_page_with_examples_for_each_command() {
+    let place = Place::new();
+    let folder = place.path("man");
+    place.expect(0, &["man", folder.to_str().expect("text")]);
+    for page in ["leasehold.1", "leasehold-run.1", "leasehold-force-release.1"] {
+        let text = std::fs::read_to_string(folder.join(page)).expect(page);
+        assert!(text.contains("Examples:") && text.contains("leasehold"), "{page}: {text}");
+    }
+    assert!(std::fs::read_dir(&folder).expect("it is there").count() > 20);
 }

@@ -1,4 +1,4 @@
-//! `once`: three machines with one crontab, runs that die, and what is remembered.
+//! `once`: three machines with one crontab, runs that die, and the record of a run.
 
 use std::path::Path;
 use std::process::Command;
@@ -18,7 +18,7 @@ fn clocks() -> [Clock; 3] {
     clocks
 }
 
-/// `once` as cron on one of several machines starts it: a home and a holder of its own, one store.
+/// `once` as cron starts it on one of several machines: a home and a holder of its own, one store.
 fn machine(url: &str, number: usize, home: &Path, arguments: &[&str]) -> Command {
     let home = home.join(format!("machine-{number}"));
     std::fs::create_dir_all(&home).expect("a home");
@@ -28,8 +28,8 @@ fn machine(url: &str, number: usize, home: &Path, arguments: &[&str]) -> Command
     command
 }
 
-/// Three machines, whose clocks disagree, start the same line of a crontab at the same time, again
-/// and again until it ran three times.
+/// Three machines with different clocks start the same line of a crontab at the same time. They
+/// repeat it until it ran three times.
 fn crontab_of_three_machines(url: &str, place: &Place) {
     let every = Duration::from_secs(2);
     let line = ["once", "job", "--every", "2s", "--", "sh", "-c", "echo $LEASEHOLD_FENCE"];
@@ -55,7 +55,7 @@ fn crontab_of_three_machines(url: &str, place: &Place) {
     }
     ran.sort_unstable();
     for pair in ran.windows(2) {
-        // The first run began after it was asked for, the second before its end was seen.
+        // The first run began after its start command, the second before its end was seen.
         let span = pair[1].2.duration_since(pair[0].1);
         assert!(pair[0].0 < pair[1].0 && span >= every, "two runs within {span:?}");
     }
@@ -76,7 +76,7 @@ fn a_crontab_on_three_machines_runs_once_in_each_period_on_redis() {
 #[test]
 fn a_run_that_died_half_way_is_taken_over() {
     let place = Place::new();
-    let once = ["once", "job", "--every", "1h", "--ttl", "1s", "--", "sh", "-c"];
+    let once = ["once", "job", "--every", "1h", "--ttl", "5s", "--", "sh", "-c"];
     let first = [&once[..], &["echo $$; read line"]].concat();
     let mut dies = Running::start(&mut machine(&place.url(), 1, &place.folder, &first));
     let command = pid(dies.line().parse().expect("a process id"));
@@ -123,6 +123,19 @@ fn the_outcome_is_remembered_and_the_status_is_the_commands() {
 }
 
 #[test]
+fn job_on_a_name_that_is_in_use_as_a_lock_is_78_and_not_skipped() {
+    let place = Place::new();
+    for options in [&[][..], &["--shared"]] {
+        let holder = place.hold(options, "job");
+        let refused = place.expect(78, &["once", "job", "--every", "1h", "--", "echo", "no"]);
+        assert!(refused.stderr.contains("in use as a lock"), "{refused:?}");
+        assert_eq!((refused.stdout.as_str(), holder.end().status), ("", 0));
+    }
+    let ran = place.expect(0, &["once", "job", "--every", "1h", "--", "echo", "ran"]);
+    assert_eq!(ran.stdout, "ran\n");
+}
+
+#[test]
 fn a_failed_run_is_tried_again_if_asked_and_one_that_never_started_is_none() {
     let place = Place::new();
     for _ in 0..2 {
@@ -137,7 +150,7 @@ fn a_failed_run_is_tried_again_if_asked_and_one_that_never_started_is_none() {
 fn a_run_whose_lock_was_taken_is_ended_with_76() {
     let place = Place::new();
     let script = "trap 'echo told; exit 0' TERM; echo ready; while :; do sleep 0.05; done";
-    let once = ["once", "job", "--every", "1h", "--ttl", "1s", "--", "sh", "-c", script];
+    let once = ["once", "job", "--every", "1h", "--ttl", "5s", "--", "sh", "-c", script];
     let mut run = place.start(&once);
     assert_eq!(run.line(), "ready");
     place.expect(0, &["force-release", "job", "--yes", "--reason", "test"]);
@@ -163,7 +176,7 @@ fn periods_that_cannot_be_are_wrong_usage() {
     let place = Place::new();
     let cases = [
         ("1ms", "shorter than the clock can tell"),
-        ("25h", "ask every day"),
+        ("367d", "a period must be at most"),
         ("0s", "shorter than the clock can tell"),
         ("-1h", "negative"),
     ];
@@ -173,4 +186,27 @@ fn periods_that_cannot_be_are_wrong_usage() {
     }
     let refused = place.expect(64, &["once", "job", "--every", "1h"]);
     assert!(refused.stderr.contains("there is no command"), "{refused:?}");
+}
+
+#[test]
+fn weekly_run_is_remembered_listed_and_made_again_on_demand() {
+    let place = Place::new();
+    let run = |options: &[&str]| {
+        let job = ["weekly", "--every", "7d", "--", "echo", "ran"];
+        place.expect(0, &[&["--holder", "cron", "once"], options, &job].concat())
+    };
+    assert_eq!(run(&[]).stdout, "ran\n");
+    let skipped = run(&[]);
+    assert_eq!(skipped.stdout, "");
+    assert!(skipped.stderr.contains("the next may run in 6d23h"), "{skipped:?}");
+    assert_eq!(run(&["--again"]).stdout, "ran\n");
+    let listed = json(&place.expect(0, &["once", "--list", "--json"]).stdout);
+    assert_eq!((&listed[0]["name"], &listed[0]["state"]), (&"weekly".into(), &"done".into()));
+    assert_eq!(listed[0]["by"], "cron");
+    let table = place.expect(0, &["once", "--list"]).stdout;
+    assert!(table.starts_with("NAME    STATE  BY    STARTED"), "{table}");
+    assert!(table.contains("weekly  done   cron"), "{table}");
+    let bad = place.finish(&["once", "--list", "weekly"]);
+    assert_eq!(bad.status, 64, "{bad:?}");
+    assert_eq!(place.finish(&["once", "weekly", "--", "true"]).status, 64);
 }

@@ -1,4 +1,4 @@
-//! `rate` and `resize`: units that come back with time, and limits that are changed.
+//! `rate` and `resize`: units that come back with time, and limits that change.
 
 use std::time::{Duration, Instant};
 
@@ -21,21 +21,24 @@ fn so_many_units_in_a_period_and_the_next_one_is_named() {
     assert_eq!((&told["name"], &told["taken"]), (&"api".into(), &false.into()));
     assert!(told["due_in_ms"].as_u64().is_some_and(|due| due > 3_500_000), "{told}");
     let refused = place.expect(78, &["rate", "api", "--limit", "3", "--per", "1h"]);
-    assert!(refused.stderr.contains("a semaphore of 2"), "{refused:?}");
+    assert!(refused.stderr.contains("in use as a rate of 2, not as a rate of 3"), "{refused:?}");
 }
 
 #[test]
-fn who_waits_gets_the_unit_when_it_is_due() {
+fn waiter_gets_the_unit_when_it_is_due() {
     let server = Redis::new().start_blocking().expect("a server");
     let mut rate = bare(std::path::Path::new(crate::support::BINARY));
     rate.env("LEASEHOLD_URL", server.url());
-    rate.args(["rate", "--json", "-w", "30s", "api", "--limit", "1", "--per", "2s"]);
+    rate.args(["-v", "rate", "--json", "-w", "30s", "api", "--limit", "1", "--per", "2s"]);
     let begun = Instant::now();
+    let mut said = String::new();
     for _ in 0..3 {
         let taken = finish(&mut rate);
         assert_eq!(taken.status, 0, "{taken:?}");
         assert_eq!(json(&taken.stdout)["taken"], true);
+        said += &taken.stderr;
     }
+    assert!(said.contains("waiting for `api` since "), "{said}");
     assert!(begun.elapsed() >= Duration::from_secs(4), "{:?}", begun.elapsed());
 }
 
@@ -61,7 +64,7 @@ fn rates_that_cannot_be_are_wrong_usage() {
 fn a_limit_is_changed_for_those_in_line_and_not_below_what_is_held() {
     let place = Place::new();
     let unused = place.expect(0, &["resize", "encoder", "--permits", "3"]);
-    assert!(unused.stderr.contains("whoever comes next sets its limit"), "{unused:?}");
+    assert!(unused.stderr.contains("the next client sets its limit"), "{unused:?}");
     let holder = place.hold(&["--permits", "2/3"], "encoder");
     let refused = place.expect(75, &["resize", "encoder", "--permits", "1"]);
     assert!(refused.stderr.contains("2 permits are held"), "{refused:?}");

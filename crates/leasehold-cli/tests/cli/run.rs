@@ -1,11 +1,14 @@
 //! `run`: statuses, environment, several names, contention, holding least and most.
 
+use std::fs::File;
 use std::os::unix::ffi::OsStrExt as _;
+use std::path::Path;
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 
-use crate::support::{BINARY, Place, Running, finish, json};
+use crate::support::{BINARY, Place, Running, bare, eventually, finish, json};
 
 #[test]
 fn f138_the_childs_status_is_passed_on() {
@@ -62,7 +65,7 @@ fn arguments_of_the_child_are_not_touched() {
     let mut command = place.leasehold(&["run", "x", "--", "printf", "%s|", "-n", "--ttl", "--"]);
     let finished = finish(command.arg(odd));
     assert_eq!(finished.status, 0, "{finished:?}");
-    assert_eq!(finished.stdout, "-n|--ttl|--|\u{fffd} * $HOME|\n");
+    assert_eq!(finished.stdout, "-n|--ttl|--|\u{fffd} * $HOME|");
 }
 
 #[test]
@@ -92,7 +95,7 @@ fn the_child_can_check_its_own_lock_by_its_handle() {
 }
 
 #[test]
-fn several_names_are_sorted_taken_once_and_told_line_by_line() {
+fn run_takes_each_of_several_names_once_and_lists_them_in_order() {
     let place = Place::new();
     let script = "echo \"$LEASEHOLD_NAME\"; echo \"$LEASEHOLD_FENCE\" | wc -l; \
                   echo \"$LEASEHOLD_HANDLE\" | wc -l";
@@ -136,8 +139,10 @@ fn a_held_lock_is_75_or_what_the_caller_wants() {
     let place = Place::new();
     let _holder = place.hold(&["--note", "nightly"], "x");
     let finished = place.expect(75, &["run", "-n", "x", "--", "true"]);
-    assert!(finished.stderr.contains("`x` is held by"), "{finished:?}");
-    assert!(finished.stderr.contains("nightly"), "{finished:?}");
+    let told = finished.stderr.trim_start_matches("leasehold: `x` is held by `");
+    // Since when, not for how long: that could be read as a plan.
+    assert!(told.contains("` since ") && told.contains("Z ("), "{finished:?}");
+    assert!(told.contains("unless it is renewed: nightly"), "{finished:?}");
     assert_eq!(finished.stdout, "");
     place.expect(75, &["run", "--wait", "200ms", "x", "--", "true"]);
     place.expect(75, &["run", "-w", "0s", "x", "--", "true"]);
@@ -148,7 +153,7 @@ fn a_held_lock_is_75_or_what_the_caller_wants() {
 }
 
 #[test]
-fn who_waits_is_served_when_the_holder_is_done() {
+fn waiter_is_served_when_the_holder_is_done() {
     let place = Place::new();
     let holder = place.hold(&[], "x");
     let fence = holder.fence;
@@ -207,7 +212,7 @@ fn sixteen_contending_processes_lose_no_increment() {
 }
 
 #[test]
-fn a_run_that_waits_for_its_own_name_is_told_so() {
+fn run_that_waits_for_its_own_name_reports_a_deadlock() {
     let place = Place::new();
     let nested = ["run", "--pass-url", "x", "--", BINARY, "run", "x", "--", "true"];
     let finished = place.expect(75, &nested);
@@ -255,8 +260,13 @@ fn a_nested_run_is_the_same_holder() {
 #[test]
 fn holding_at_least_keeps_the_name_closed_after_the_command() {
     let place = Place::new();
+    let begun = Instant::now();
     place.expect(0, &["run", "--hold-at-least", "3s", "x", "--", "true"]);
-    place.expect(75, &["run", "-n", "x", "--", "true"]);
+    let refused = place.finish(&["run", "-n", "x", "--", "true"]);
+    // If the machine was away for three seconds, the name may be free again.
+    if begun.elapsed() < Duration::from_secs(3) {
+        assert_eq!(refused.status, 75, "{refused:?}");
+    }
     place.expect(0, &["run", "-w", "60s", "x", "--", "true"]);
 }
 
@@ -277,12 +287,12 @@ fn lock_delay_keeps_the_lock_of_a_dead_run_closed() {
     ]);
     assert_eq!(run.line(), "ready");
     run.signal(Signal::KILL);
-    // It was renewed at least until now.
+    // It was renewed until now, or longer.
     let killed = Instant::now();
     run.wait();
     place.expect(0, &["run", "-w", "60s", "x", "--", "true"]);
     assert!(killed.elapsed() >= Duration::from_secs(3), "{:?}", killed.elapsed());
-    // What is given back is free at once.
+    // A released name is free at once.
     place.expect(0, &["run", "--lock-delay", "1h", "x", "--", "true"]);
     place.expect(0, &["run", "-n", "x", "--", "true"]);
 }
@@ -323,7 +333,7 @@ fn a_lock_of_one_store_is_nothing_in_another() {
 #[test]
 fn an_ignored_signal_stays_ignored() {
     let place = Place::new();
-    // As `nohup` does it, and as a shell does for jobs in the background of a script.
+    // As `nohup` does it, and as a shell does for background jobs of a script.
     let script = format!("trap '' HUP; exec {BINARY} run x -- sh -c 'echo ready; read line'");
     let mut shell = crate::support::bare(std::path::Path::new("sh"));
     shell.env("LEASEHOLD_URL", place.url()).args(["-c", &script]);
@@ -332,4 +342,143 @@ fn an_ignored_signal_stays_ignored() {
     run.signal(rustix::process::Signal::HUP);
     run.write("go\n");
     assert_eq!(run.end().status, 0);
+}
+
+#[test]
+fn file_that_may_not_grow_is_69_and_the_command_gets_the_signal() {
+    let place = Place::new();
+    let limited = |limit: &str, then: &str| {
+        let mut shell = bare(Path::new("sh"));
+        let script = format!("ulimit -f {limit}; ulimit -c 0; exec {BINARY} {then}");
+        shell.env("LEASEHOLD_URL", place.url()).current_dir(&place.folder);
+        finish(shell.args(["-c", &script]))
+    };
+    let refused = limited("0", "run x -- true");
+    assert_eq!(refused.status, 69, "{refused:?}");
+    assert!(refused.stderr.contains("ulimit -f"), "{refused:?}");
+    place.expect(0, &["init"]);
+    let refused = limited("0", "run x -- true");
+    assert_eq!(refused.status, 69, "{refused:?}");
+    assert!(refused.stderr.contains("ulimit -f"), "{refused:?}");
+    let ended = limited("8192", "run x -- sh -c 'yes > large'");
+    assert_eq!(ended.status, 128 + 25, "{ended:?}");
+}
+
+#[test]
+fn names_that_do_not_fit_the_environment_are_64_and_nothing_is_taken() {
+    let place = Place::new();
+    let many: Vec<String> = (0..1_200).map(|index| format!("n{index:05}")).collect();
+    let long: Vec<String> = (0..180).map(|index| format!("{index:0>500}")).collect();
+    let broken = ["a\nb".to_owned(), "z".to_owned()];
+    for (names, word) in [(many.as_slice(), "too many"), (&long, "too many"), (&broken, "a line")] {
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        let run = [&["-v", "run"], names.as_slice(), &["--", "true"]].concat();
+        let refused = place.expect(64, &run);
+        assert!(refused.stderr.contains(word), "{refused:?}");
+        assert_eq!(json(&place.expect(0, &["stats", "--json"]).stdout)["acquired"], 0);
+    }
+    let enough: Vec<&str> = many.iter().take(800).map(String::as_str).collect();
+    place.expect(0, &[&["run"], enough.as_slice(), &["--", "true"]].concat());
+    let alone = place.expect(0, &["run", "a\nb", "--", "printenv", "LEASEHOLD_NAME"]);
+    assert_eq!(alone.stdout, "a\nb\n");
+}
+
+#[test]
+fn grace_that_a_lost_lock_does_not_leave_is_said() {
+    let place = Place::new();
+    let told = place.expect(0, &["run", "--ttl", "3s", "--grace", "20s", "x", "--", "true"]);
+    assert!(told.stderr.contains("--grace 20s is 1s when the lock is lost"), "{told:?}");
+    let quiet = place.expect(0, &["run", "--ttl", "3s", "x", "--", "true"]);
+    assert_eq!(quiet.stderr, "", "the default is nobody's wish");
+}
+
+/// Starts a waiter for `x` whose standard error goes to the file `log`.
+fn wait_with_a_log(place: &Place, option: &str) -> Running {
+    let log = place.path("log").display().to_string();
+    let script = format!("exec {BINARY} {option} run --holder me x -- true 2>'{log}'");
+    let mut shell = crate::support::bare(std::path::Path::new("sh"));
+    shell.env("LEASEHOLD_URL", place.url()).args(["-c", &script]);
+    let waiter = Running::start(&mut shell);
+    place.await_waiting("x", 1);
+    waiter
+}
+
+#[test]
+fn long_wait_without_a_terminal_says_for_whom_and_at_which_place() {
+    let place = Place::new();
+    let holder = place.hold(&["--holder", "the-holder"], "x");
+    let waiter = wait_with_a_log(&place, "");
+    eventually("it says what it waits for", || {
+        place.file("log").is_some_and(|log| log.ends_with('\n'))
+    });
+    let log = place.file("log").expect("written");
+    assert!(log.starts_with("leasehold: waiting for `x` since "), "{log}");
+    assert!(log.contains(", next in line; held by `the-holder` for "), "{log}");
+    assert_eq!(log.lines().count(), 1, "{log}");
+    holder.end();
+    assert_eq!(waiter.end().status, 0);
+}
+
+#[test]
+fn quiet_wait_without_a_terminal_says_nothing() {
+    let place = Place::new();
+    let holder = place.hold(&[], "x");
+    let waiter = wait_with_a_log(&place, "-q");
+    // Longer than the first line takes by default.
+    std::thread::sleep(Duration::from_secs(6));
+    holder.end();
+    assert_eq!(waiter.end().status, 0);
+    assert_eq!(place.file("log").as_deref(), Some(""));
+}
+
+#[test]
+fn log_tells_of_a_loss_with_name_and_fence() {
+    let place = Place::new();
+    let script = "echo $LEASEHOLD_FENCE; read line";
+    let run = ["run", "--ttl", "5s", "x", "--", "sh", "-c", script];
+    let mut run = Running::start(place.leasehold(&run).env("LEASEHOLD_LOG", "warn"));
+    let fence = run.line();
+    place.expect(0, &["force-release", "x", "--yes", "--reason", "test"]);
+    let finished = run.wait();
+    let line = format!("lost name=x fence={fence} cause=");
+    assert!(finished.status == 76 && finished.stderr.contains(&line), "{finished:?}");
+}
+
+#[test]
+fn log_tells_of_grants_renewals_and_releases_with_name_and_fence() {
+    let place = Place::new();
+    for variable in ["LEASEHOLD_LOG", "RUST_LOG"] {
+        let log = place.folder.join(variable);
+        let until_renewed = "until grep -q renewed \"$0\"; do sleep 0.05; done; \
+             echo $LEASEHOLD_FENCE";
+        let mut command =
+            place.leasehold(&["run", "--ttl", "3s", "x", "--", "sh", "-c", until_renewed]);
+        command.arg(&log).env(variable, "debug");
+        command.stderr(File::create(&log).expect("created")).stdout(Stdio::piped());
+        let finished = command.output().expect("it runs");
+        let fence = String::from_utf8_lossy(&finished.stdout).trim().to_owned();
+        let text = std::fs::read_to_string(&log).expect("read");
+        for event in ["granted", "renewed", "released"] {
+            let line = format!("debug: {event} name=x fence={fence}");
+            assert!(text.contains(&line), "{line}: {text}");
+        }
+    }
+    let finished =
+        finish(place.leasehold(&["run", "x", "--", "true"]).env("LEASEHOLD_LOG", "warn"));
+    assert_eq!(finished.stderr, "");
+}
+
+#[test]
+fn refusals_and_failures_are_json_with_json() {
+    let place = Place::new();
+    let holder = place.hold(&["--holder", "me"], "x");
+    let refused = place.expect(75, &["run", "--json", "-n", "x", "--", "true"]);
+    assert_eq!(refused.stdout, "");
+    let told = json(&refused.stderr);
+    assert_eq!((&told["acquired"], &told["held_by"][0]["holder"]), (&false.into(), &"me".into()));
+    assert_eq!(told["held_by"][0]["fence"], holder.fence.to_string());
+    let failed = place.expect(78, &["--json", "--url", "gopher://x", "list"]);
+    let told = json(&failed.stderr);
+    assert_eq!(told["status"], 78);
+    assert!(told["error"].as_str().is_some_and(|error| error.contains("gopher")), "{failed:?}");
 }

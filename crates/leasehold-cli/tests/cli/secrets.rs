@@ -47,7 +47,7 @@ fn f145_no_message_repeats_a_url_that_was_put_in_the_wrong_place() {
 fn f145_a_url_from_the_environment_or_a_file_is_not_repeated_either() {
     let place = Place::new();
     let urls = [
-        // Nobody is at the first; the others are no addresses.
+        // No server is at the first; the others are not valid addresses.
         (69, format!("redis://:{PASSWORD}@nobody.invalid")),
         (78, format!("x-{PASSWORD}")),
         (78, PASSWORD.to_owned()),

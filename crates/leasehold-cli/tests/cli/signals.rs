@@ -116,12 +116,12 @@ fn f135_a_stopped_waiter_goes_on_waiting() {
 fn a_child_that_somebody_stops_alone_keeps_its_lock() {
     let place = Place::new();
     let script = "echo $$; read line; echo went on";
-    let mut run = place.start(&["run", "--ttl", "500ms", "x", "--", "sh", "-c", script]);
+    let mut run = place.start(&["run", "--ttl", "3s", "x", "--", "sh", "-c", script]);
     let child = pid(run.line().parse().expect("a process id"));
     rustix::process::kill_process(child, Signal::STOP).expect("it is there");
     await_stopped(child);
-    // Longer than the ttl: only a lock that is renewed is still held then.
-    place.expect(75, &["run", "-w", "2s", "x", "--", "true"]);
+    // Longer than the ttl: only a renewed lock is still held then.
+    place.expect(75, &["run", "-w", "4s", "x", "--", "true"]);
     assert_ne!(state(run.pid()), Some('T'), "leasehold itself goes on");
     rustix::process::kill_process(child, Signal::CONT).expect("it is there");
     run.write("go\n");
@@ -164,7 +164,7 @@ fn f137_processes_left_behind_are_reported_and_the_lock_is_free() {
     let place = Place::new();
     let script = "setsid sleep 1000 >/dev/null 2>&1 & echo $!";
     let mut run = place.start(&["run", "x", "--", "sh", "-c", script]);
-    // `setsid` becomes the sleep, unless it leads a group, which it does not here.
+    // `setsid` becomes the sleep, except where it leads a group, which it does not here.
     let daemon = pid(run.line().parse().expect("a process id"));
     let finished = run.end();
     assert_eq!(finished.status, 0, "{finished:?}");

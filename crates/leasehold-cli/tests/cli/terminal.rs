@@ -57,7 +57,7 @@ impl Typist {
                 }
             }
         });
-        // The command keeps the other sides open as long as it is not dropped.
+        // The command keeps the other ends open until it is dropped.
         *command = Command::new("true");
         Self { keyboard, screen: receiver, seen: String::new(), child, before }
     }
@@ -130,7 +130,7 @@ fn the_child_can_read_the_terminal() {
 #[test]
 fn a_child_in_a_pipe_gets_the_terminal_when_it_asks() {
     let place = Place::new();
-    // The output of the command is no terminal, so it has to stop for it first.
+    // The output of the command is no terminal. So it must stop before it gets the terminal.
     let script = format!("{BINARY} run x -- sh -c 'read line; echo \"read $line\"' | cat");
     let mut shell = bare(Path::new("sh"));
     shell.env("LEASEHOLD_URL", place.url()).args(["-c", &script]);
@@ -147,7 +147,7 @@ fn a_person_sees_whom_they_wait_for() {
     let mut typist = Typist::start(&mut place.leasehold(&["run", "x", "--", "echo", "done"]));
     typist.expect("waiting for `x` since ");
     typist.expect("next in line; held by `the-holder` for ");
-    // It is kept up to date.
+    // The line is updated while it waits.
     typist.expect("since 2s");
     holder.end();
     let after = typist.expect("done");
@@ -214,6 +214,19 @@ fn f135_a_job_can_be_suspended_and_resumed_from_a_shell() {
 }
 
 #[test]
+fn f135_a_key_that_ends_the_command_of_elect_ends_elect() {
+    for (key, status) in [("\u{3}", 130), ("\u{1c}", 131)] {
+        let place = Place::new();
+        let elect = ["elect", "e", "--", "sh", "-c", "echo leads; exec sleep 600"];
+        let mut typist = Typist::start(&mut place.leasehold(&elect));
+        typist.expect("\nleads");
+        typist.press(key);
+        assert_eq!(typist.end(), status);
+        assert_eq!(place.finish(&["leader", "e"]).status, 75, "nobody leads");
+    }
+}
+
+#[test]
 fn the_terminal_is_as_it_was_after_a_command_that_was_killed() {
     let place = Place::new();
     let mut shell = bare(Path::new("sh"));
@@ -230,16 +243,49 @@ fn the_terminal_is_as_it_was_after_a_command_that_was_killed() {
 }
 
 #[test]
+fn long_names_do_not_break_the_rows_of_list() {
+    let place = Place::new();
+    let name = "a-very-long-name/".repeat(10);
+    let _holder = place.hold(&["--note", "nightly"], &name);
+    let script = format!("stty cols 80; {BINARY} list; echo end");
+    let mut shell = bare(Path::new("sh"));
+    shell.env("LEASEHOLD_URL", place.url()).args(["-c", &script]);
+    let mut typist = Typist::start(&mut shell);
+    let shown = typist.expect("end");
+    let rows: Vec<&str> = shown.lines().collect();
+    assert!(rows[1].starts_with("a-very-long-name/a-very") && rows[1].contains('…'), "{rows:?}");
+    assert!(rows.iter().all(|row| row.chars().count() <= 80), "{rows:?}");
+    assert_eq!(typist.end(), 0);
+}
+
+#[test]
 fn force_release_asks_and_takes_no_for_an_answer() {
     let place = Place::new();
-    let _holder = place.hold(&["--holder", "the-holder"], "x");
+    let holder = place.hold(&["--holder", "the-holder", "--note", "nightly"], "x");
     let order = ["force-release", "x", "--reason", "test"];
-    for (answer, held) in [("n\n", 1), ("\n", 1), ("yes\n", 0)] {
+    for (answer, held, status) in [("n\n", 1, 1), ("\n", 1, 1), ("yes\n", 0, 0)] {
         let mut typist = Typist::start(&mut place.leasehold(&order));
-        typist.expect("held by `the-holder`");
+        typist.expect("held by `the-holder` on ");
+        typist.expect(&format!(" (fence {}) for ", holder.fence));
+        typist.expect(" unless it is renewed: nightly");
         typist.expect("[y/N]");
         typist.press(answer);
-        assert_eq!(typist.end(), 0);
+        assert_eq!(typist.end(), status, "{answer:?}");
         assert_eq!(place.show("x")["held"].as_array().map(Vec::len), Some(held), "{answer:?}");
     }
+}
+
+#[test]
+fn force_release_shows_a_record_that_cannot_be_read_and_who_holds_beside_it() {
+    let place = Place::new();
+    let readers = ["spoilt", "well"];
+    let _held = readers.map(|label| place.hold(&["--shared", "--holder", label], "x"));
+    let db = rusqlite::Connection::open(place.path("locks.db")).expect("a database");
+    db.execute("UPDATE claims SET note = x'ff' WHERE label = 'spoilt'", []).expect("damaged");
+    let mut typist = Typist::start(&mut place.leasehold(&["force-release", "x", "--reason", "r"]));
+    typist.expect("the record of `x` cannot be read");
+    typist.expect("held by `well` on ");
+    typist.expect("[y/N]");
+    typist.press("n\n");
+    assert_eq!(typist.end(), 1);
 }

@@ -1,5 +1,5 @@
-//! `top` on real terminals: in tmux, where the screen can be read back, and on a terminal of the
-//! test's own, where everything that was sent can be; and without one.
+//! `top` on real terminals and without one. In tmux a test can read the screen back. On a terminal
+//! of its own a test can read everything that `top` sent.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -14,8 +14,8 @@ use crate::terminal::Typist;
 const ENTER_SCREEN: &str = "\u{1b}[?1049h";
 const LEAVE_SCREEN: &str = "\u{1b}[?1049l";
 
-/// A word of what is shown when nobody holds or waits for anything. One word, because blanks
-/// between words are often not sent: they are there already.
+/// A word of the screen without holders and waiters. One word, because `top` often does not send
+/// blanks between words: they are there already.
 const NOBODY: &str = "anything";
 
 /// A tmux server of the test's own, with one window.
@@ -29,7 +29,7 @@ impl<'a> Tmux<'a> {
         let tmux = Self { place };
         let (columns, rows) = (size.0.to_string(), size.1.to_string());
         let url = format!("LEASEHOLD_URL={url}");
-        // The window stays when the script has ended, to be looked at.
+        // The window stays when the script has ended, so that the test can read it.
         let script = format!("{script}; sleep 1000");
         let window = ["new-session", "-d", "-x", &columns, "-y", &rows, "-e", &url, "sh", "-c"];
         tmux.tell(&[&window[..], &[&script]].concat());
@@ -50,7 +50,7 @@ impl<'a> Tmux<'a> {
         self.tell(&["capture-pane", "-p"])
     }
 
-    /// Waits until the screen is so.
+    /// Waits until the screen satisfies a condition.
     #[track_caller]
     fn await_screen(&self, what: &str, mut holds: impl FnMut(&str) -> bool) -> String {
         let mut screen = String::new();
@@ -82,8 +82,8 @@ impl Drop for Tmux<'_> {
     }
 }
 
-/// Says what is on the screen before, runs the view, and says how it ended and whether the
-/// terminal is as it was.
+/// Prints the screen before, runs the view, and prints how it ended and whether the terminal is as
+/// before.
 fn around(arguments: &str) -> String {
     format!(
         "echo before the view; before=$(stty -g); {BINARY} top {arguments}; echo status $?; \
@@ -127,7 +127,7 @@ fn top_shows_who_holds_and_who_waits_follows_keys_and_gives_the_terminal_back() 
     tmux.expect("NAME    WAITING");
     tmux.tell(&["resize-window", "-x", "100", "-y", "30"]);
     tmux.expect("HELD BY");
-    // It is live: the waiter gets the lock, and is gone.
+    // The view is live: the waiter gets the lock, and is gone.
     held.end();
     tmux.await_screen("the lock is free", |screen| {
         screen.contains("  names 1") && !screen.contains("deploy")
@@ -147,7 +147,7 @@ fn a_pause_freezes_the_picture_and_reading_now_thaws_it_once() {
     tmux.press(&["p"]);
     tmux.expect("PAUSED");
     assert!(claims.stand(&holder("worker-2"), Mode::Exclusive, "second"));
-    // A second later, which is ten intervals, it is still as it was.
+    // A second later, after ten intervals, the screen is still the same.
     let screen = tmux.await_screen("a second later", |screen| {
         screen.contains("PAUSED, read ") && !screen.contains("PAUSED, read 0s ago")
     });
@@ -189,7 +189,7 @@ fn a_store_that_is_gone_leaves_the_picture_and_the_keys() {
     assert_eq!(finish(&mut order).status, 0);
     let tmux = Tmux::start(&place, &url, (120, 20), &around("--interval 100ms"));
     tmux.expect("> deploy");
-    // Stopped, it takes connections and answers nothing; killed, it refuses them.
+    // A stopped server accepts connections and answers nothing; a killed one refuses them.
     server.stop_process().expect("it stops");
     let screen = tmux.expect("!! cannot be read since ");
     assert!(screen.contains("> deploy"), "the last picture stays: {screen}");
@@ -256,7 +256,7 @@ fn it_can_be_suspended_and_resumed_from_a_shell_and_waits_in_the_background() {
     typist.expect("prompt> ");
     typist.press("echo status $?\n");
     typist.expect("status 0");
-    // In the background it must not draw over what its owner does meanwhile.
+    // In the background it must not draw over the user's work.
     typist.press(&format!("{BINARY} top &\n"));
     typist.expect("prompt> ");
     typist.press("echo mine $((6 * 7))\n");
@@ -344,7 +344,7 @@ fn documents_come_one_a_line_until_a_signal_or_until_nobody_reads() {
     for document in [&first, &second] {
         assert_eq!((&document["engine"], &document["more"]), (&"sqlite".into(), &false.into()));
         assert_eq!((&document["active"], &document["waiting"]), (&2.into(), &1.into()));
-        // By contention, and each as `list` has it.
+        // By contention, and each name as in `list`.
         assert_eq!(document["names"][0]["name"], "b");
         assert_eq!(document["names"][1]["held"][0]["holder"], "worker-1");
     }
@@ -360,8 +360,7 @@ fn documents_come_one_a_line_until_a_signal_or_until_nobody_reads() {
 }
 
 /// The waits around `a` on one store: `web4` holds `b`, `web1` holds `a` and waits for `b`, `web2`
-/// waits for `a`. What holders wait for is found by asking for a holder, which each engine does
-/// in its own way.
+/// waits for `a`. `top` asks for the waits of a holder, which each engine answers in its own way.
 fn tells_who_waits_for_whom(url: &str) {
     let leasehold = |arguments: &[&str]| {
         let mut command = bare(Path::new(BINARY));

@@ -26,21 +26,25 @@ fn the_json_of_list_and_show_is_as_the_contract_says() {
     let list = json(&place.expect(0, &["list", "--json"]).stdout);
     let show = place.show("job:1");
     assert_eq!(list.as_array().map(Vec::len), Some(2));
-    assert_eq!(keys(&show), ["held", "mode", "name", "waiting", "waits"]);
-    assert_eq!(keys(&list[0]), ["held", "mode", "name", "waiting"]);
+    assert_eq!(keys(&show), ["held", "mode", "name", "past", "waiting", "waits"]);
+    assert_eq!(keys(&list[0]), ["held", "mode", "name", "past", "waiting"]);
     assert_eq!((&show["name"], &show["mode"]), (&"job:1".into(), &"exclusive".into()));
     let held = &show["held"][0];
-    assert_eq!(keys(held), ["acquired_at", "fence", "holder", "note", "remaining_ms"]);
+    let held_keys =
+        ["acquired_at", "fence", "holder", "host", "note", "pid", "program", "remaining_ms"];
+    assert_eq!(keys(held), held_keys);
     assert_eq!(held["fence"], holder.fence.to_string());
     assert_eq!(held["note"], "nightly");
     assert!(held["remaining_ms"].as_u64().is_some_and(|ms| ms > 0 && ms <= 30_000), "{held}");
     let at = held["acquired_at"].as_str().expect("text");
     assert!(at.len() == 24 && at.starts_with("20") && at.ends_with('Z'), "{at}");
     let waiting = &show["waiting"][0];
-    assert_eq!(keys(waiting), ["ahead", "holder", "note", "waiting_ms"]);
+    let waiting_keys = ["ahead", "holder", "host", "note", "pid", "program", "waiting_ms"];
+    assert_eq!(keys(waiting), waiting_keys);
     assert_eq!((&waiting["ahead"], &waiting["note"]), (&1.into(), &"later".into()));
     let pool = &list[1];
-    assert_eq!(keys(pool), ["held", "limit", "mode", "name", "waiting"]);
+    assert_eq!(keys(pool), ["held", "limit", "mode", "name", "past", "waiting"]);
+    assert_eq!(pool["held"][0]["permits"], 1);
     assert_eq!((&pool["mode"], &pool["limit"]), (&"permits".into(), &3.into()));
 }
 
@@ -112,7 +116,7 @@ fn tables_are_for_reading_and_cannot_be_forged() {
     for arguments in [&["list"][..], &["show", "evil\u{1b}[2J\nname"]] {
         let table = place.expect(0, arguments).stdout;
         let lines: Vec<&str> = table.lines().collect();
-        // `show` says below it who waits for whom, after an empty line and a heading.
+        // Below it `show` lists the waits of each client, after an empty line and a heading.
         let below = if arguments[0] == "show" { 3 } else { 0 };
         assert_eq!(lines.len(), 3 + below, "{table}");
         assert!(lines[0].starts_with("NAME"), "{table}");
@@ -170,7 +174,17 @@ fn stats_count_all_processes() {
     let _waiter = place.start(&["run", "x", "--", "true"]);
     place.await_waiting("x", 1);
     let stats = json(&place.expect(0, &["stats", "--json"]).stdout);
-    let all = ["acquired", "active", "contended", "expired", "lost", "released", "waiting"];
+    let all = [
+        "acquired",
+        "active",
+        "contended",
+        "expired",
+        "lost",
+        "periods",
+        "released",
+        "units",
+        "waiting",
+    ];
     assert_eq!(keys(&stats), all);
     assert_eq!((&stats["active"], &stats["waiting"]), (&1.into(), &1.into()));
     assert_eq!((&stats["acquired"], &stats["released"]), (&1.into(), &1.into()));
@@ -180,19 +194,190 @@ fn stats_count_all_processes() {
 }
 
 #[test]
+fn finished_periods_and_spent_units_are_no_held_locks() {
+    let place = Place::new();
+    place.expect(0, &["--holder", "cron", "once", "report", "--every", "1h", "--", "true"]);
+    place.expect(0, &["rate", "mails", "--limit", "2", "--per", "1h"]);
+    let _lock = place.hold(&[], "deploy");
+    let stats = json(&place.expect(0, &["stats", "--json"]).stdout);
+    let counts = ["active", "periods", "units"].map(|count| stats[count].clone());
+    assert_eq!(counts, [1, 1, 1].map(serde_json::Value::from));
+    let [report, mails] = ["report", "mails"].map(|name| place.show(name));
+    for shown in [&report, &mails] {
+        assert_eq!(
+            (&shown["held"], shown["past"].as_array().map(Vec::len)),
+            (&json("[]"), Some(1))
+        );
+    }
+    assert_eq!(report["past"][0]["run"], "done");
+    assert_eq!(mails["past"][0]["note"], "");
+    let table = place.expect(0, &["list"]).stdout;
+    let row = |name: &str| {
+        let row = table.lines().find(|line| line.starts_with(name)).expect("a row");
+        row.split_whitespace().map(str::to_owned).collect::<Vec<_>>()
+    };
+    assert_eq!(row("deploy")[1..3], ["exclusive", "held"]);
+    assert_eq!(row("report")[1..3], ["once", "done"]);
+    assert_eq!(row("mails")[1..5], ["rate", "of", "2", "spent"]);
+}
+
+#[test]
+fn top_separates_finished_periods_and_spent_units_from_held_locks() {
+    let place = Place::new();
+    place.expect(0, &["--holder", "cron", "once", "report", "--every", "1h", "--", "true"]);
+    place.expect(0, &["--holder", "mailer", "rate", "mails", "--limit", "2", "--per", "1h"]);
+    let _lock = place.hold(&["--ttl", "5m"], "deploy");
+    let top = json(&place.expect(0, &["top", "--once", "--json"]).stdout);
+    assert_eq!(top["active"], 1);
+    let drawn = |name: &str| place.expect(0, &["top", "--once", "--prefix", name]).stdout;
+    let row = |name: &str| {
+        let drawn = drawn(name);
+        let row = drawn.lines().find(|line| line.trim_start().starts_with(name));
+        row.expect("a row").split_whitespace().collect::<Vec<_>>().join(" ")
+    };
+    assert!(row("deploy").starts_with("deploy exclusive "), "{}", row("deploy"));
+    assert!(row("report").starts_with("report once, done 59m"), "{}", row("report"));
+    assert!(row("mails").starts_with("mails rate 1 of 2 59m"), "{}", row("mails"));
+    assert!(drawn("report").contains("ran by cron  "), "{}", drawn("report"));
+    assert!(drawn("mails").contains("spent by mailer  "), "{}", drawn("mails"));
+}
+
+#[test]
+fn refusal_of_run_and_once_names_the_rate_that_uses_the_name() {
+    let place = Place::new();
+    place.expect(0, &["rate", "mails", "--limit", "2", "--per", "1h"]);
+    let others = [
+        (&["run", "-n", "mails"][..], "a lock"),
+        (&["run", "mails", "other"], "a lock"),
+        (&["run", "-n", "--permits", "1/3", "mails"], "a semaphore of 3"),
+        (&["once", "mails", "--every", "1h"], "a job of `once`"),
+    ];
+    for (command, asked) in others {
+        let refused = place.expect(78, &[command, &["--", "true"]].concat()).stderr;
+        let told = format!("in use as a rate of 2, not as {asked}");
+        assert!(refused.contains(&told), "{command:?}: {refused}");
+    }
+    let refused = place.expect(78, &["rate", "mails", "--limit", "3", "--per", "1h"]).stderr;
+    assert!(refused.contains("in use as a rate of 2, not as a rate of 3"), "{refused}");
+    let _lock = place.hold(&[], "deploy");
+    let refused = place.expect(78, &["rate", "deploy", "--limit", "2", "--per", "1h"]).stderr;
+    assert!(refused.contains("in use as a lock, not as a rate of 2"), "{refused}");
+}
+
+#[test]
+fn refusal_names_the_once_or_rate_that_uses_the_name() {
+    let place = Place::new();
+    place.expect(0, &["--holder", "cron", "once", "report", "--every", "1h", "--", "true"]);
+    let refused = place.expect(75, &["run", "-n", "report", "--", "true"]).stderr;
+    let told = "`report` is in use by `once`: `cron` ran it ";
+    assert!(refused.contains(told) && refused.contains("(done), the period ends in"), "{refused}");
+    place.expect(0, &["rate", "mails", "--limit", "1", "--per", "1h"]);
+    let refused = place.expect(75, &["run", "-n", "--permits", "1/1", "mails", "--", "true"]);
+    let told = "`mails` is in use by `rate`: 1 units are spent, the next comes back in ";
+    assert!(refused.stderr.contains(told), "{refused:?}");
+    for (name, purpose) in [("mails", "rate"), ("report", "once")] {
+        let permits = if purpose == "rate" { &["--permits", "1/1"][..] } else { &[] };
+        let run = [&["run", "--json", "-n"], permits, &[name, "--", "true"]].concat();
+        let refused = json(&place.expect(75, &run).stderr);
+        assert_eq!(refused["held_by"][0]["use"], purpose, "{refused}");
+        assert_eq!(place.show(name)["past"][0]["use"], purpose);
+    }
+    let _waiter = place.start(&["run", "report", "--", "true"]);
+    place.await_waiting("report", 1);
+    let shown = place.expect(0, &["show", "report"]).stdout;
+    let waits = shown.lines().last().unwrap_or_default();
+    assert!(waits.ends_with(" (a finished period of `once`)"), "{shown}");
+    let order = ["force-release", "report", "--fence", "1000000", "--yes", "--reason", "x"];
+    let refused = place.expect(75, &order).stderr;
+    assert!(refused.contains("(a finished period of `once`)"), "{refused}");
+}
+
+#[test]
+fn host_process_and_program_are_shown_whatever_the_label() {
+    let place = Place::new();
+    let secret = "--password=hush";
+    let arguments = ["--holder", "worker-3", "run", "--note", "nightly", "x", "--"];
+    let script = ["/bin/sh", "-c", "echo held; read line", secret];
+    let mut holder = place.start(&[&arguments[..], &script].concat());
+    assert_eq!(holder.line(), "held");
+    let held = place.show("x")["held"][0].clone();
+    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    assert_eq!((&held["host"], &held["program"]), (&host.as_str().into(), &"sh".into()));
+    assert_eq!((&held["holder"], &held["note"]), (&"worker-3".into(), &"nightly".into()));
+    assert!(held["pid"].as_u64().is_some_and(|pid| pid > 0), "{held}");
+    let elect = ["--holder", "web", "elect", "lead", "--payload", "10.0.0.7", "--"];
+    let mut leader = place.start(&[&elect[..], &script].concat());
+    assert_eq!(leader.line(), "held");
+    let led = place.show("lead")["held"][0].clone();
+    assert_eq!((&led["host"], &led["program"]), (&host.as_str().into(), &"sh".into()));
+    assert_eq!((&led["note"], led["pid"].is_u64()), (&"10.0.0.7".into(), true));
+    let told = json(&place.expect(0, &["leader", "--json", "lead"]).stdout);
+    assert_eq!(told["leader"]["payload"], "10.0.0.7");
+    place.expect(0, &["--holder", "script", "acquire", "--note", "by hand", "kept"]);
+    let kept = place.show("kept")["held"][0].clone();
+    assert_eq!((&kept["host"], &kept["note"]), (&host.as_str().into(), &"by hand".into()));
+    assert_eq!(kept.get("pid"), None, "its process has ended");
+    for list in [&["list"][..], &["list", "--json"], &["show", "x"]] {
+        let text = place.expect(0, list).stdout;
+        assert!(text.contains("worker-3") && text.contains(&host), "{text}");
+        assert!(!text.contains("hush"), "{text}");
+    }
+    let order = ["force-release", "x", "--fence", "1000000", "--yes", "--reason", "x"];
+    let refused = place.expect(75, &order).stderr;
+    assert!(refused.contains(&format!("`worker-3` on {host} (fence")), "{refused}");
+}
+
+#[test]
+fn permits_of_each_holder_and_absolute_times_are_shown() {
+    let place = Place::new();
+    let _two = place.hold(&["--permits", "2/4"], "pool");
+    let _one = place.hold(&["--permits", "1/4"], "pool");
+    let table = place.expect(0, &["show", "pool"]).stdout;
+    assert!(table.contains("permits 2 of 4") && table.contains("permits 1 of 4"), "{table}");
+    let shown = place.show("pool");
+    assert_eq!(
+        (&shown["held"][0]["permits"], &shown["held"][1]["permits"]),
+        (&2.into(), &1.into())
+    );
+    let at = shown["held"][0]["acquired_at"].as_str().expect("text").to_owned();
+    // To the minute: the command computes it from the age, which is rounded.
+    assert!(table.contains(&at[..16]), "{table}");
+}
+
+#[test]
+fn list_shows_only_what_holds_or_waits_for_long() {
+    let place = Place::new();
+    let _holder = place.hold(&[], "x");
+    let _waiter = place.start(&["run", "x", "--", "true"]);
+    place.await_waiting("x", 1);
+    let list = |options: &[&str]| {
+        let listed = place.expect(0, &[&["list", "--json"], options].concat()).stdout;
+        let lines = json(&listed).as_array().cloned().expect("an array");
+        lines.first().map(|line| ["held", "waiting"].map(|of| line[of].as_array().map(Vec::len)))
+    };
+    assert_eq!(list(&["--held-for", "1ms"]), Some([Some(1), Some(0)]));
+    assert_eq!(list(&["--waiting-for", "1ms"]), Some([Some(0), Some(1)]));
+    assert_eq!(list(&["--held-for", "1ms", "--waiting-for", "1ms"]), Some([Some(1), Some(1)]));
+    assert_eq!(list(&["--held-for", "1h", "--waiting-for", "1h"]), None);
+    let none = place.expect(0, &["list", "--held-for", "1h"]);
+    assert!(none.stderr.contains("nobody holds or waits for that long"), "{none:?}");
+}
+
+#[test]
 fn watch_tells_events_as_they_happen() {
     let place = Place::new();
     place.expect(0, &["init"]);
     let mut watch = place.start(&["watch", "--json", "x"]);
     let mut plain = place.start(&["watch"]);
-    // Whether they listen yet cannot be asked, so there are events until they do.
+    // The test cannot ask whether the watcher listens yet, so it makes events until it does.
     let first = json(&await_line(&place, &mut watch));
     assert_eq!(first["name"], "x");
     assert_eq!(keys(&first), ["at", "event", "fence", "holder", "name"]);
     let line = await_line(&place, &mut plain);
     assert!(line.contains("granted") || line.contains("released"), "{line}");
     let _handle = handle(&place.expect(0, &["--holder", "loser", "acquire", "x"]));
-    place.expect(0, &["force-release", "x", "--yes", "--reason", "told\nyou"]);
+    let order = ["--holder", "boss", "force-release", "x", "--yes", "--reason", "told\nyou"];
+    place.expect(0, &order);
     let evicted = loop {
         let event = json(&watch.line());
         if event["event"] == "evicted" {
@@ -200,6 +385,7 @@ fn watch_tells_events_as_they_happen() {
         }
     };
     assert_eq!((&evicted["holder"], &evicted["reason"]), (&"loser".into(), &"told\nyou".into()));
+    assert_eq!(evicted["by"], "boss");
     watch.signal(Signal::INT);
     let finished = watch.end();
     assert_eq!((finished.status, finished.stderr.as_str()), (130, ""));
@@ -249,6 +435,80 @@ fn force_release_says_who_lost_it_and_that_nobody_did() {
 }
 
 #[test]
+fn force_release_with_a_fence_frees_one_permit_and_leaves_the_others() {
+    let place = Place::new();
+    let permits = ["--permits", "1/3"];
+    let _others = [(); 2].map(|()| place.hold(&permits, "pool"));
+    let hung = place.hold(&[&permits[..], &["--holder", "hung"]].concat(), "pool");
+    let fence = hung.fence.to_string();
+    let order = ["force-release", "pool", "--fence", &fence, "--yes", "--reason", "it hangs"];
+    assert_eq!(place.expect(0, &order).stdout, "`pool` was taken from `hung`\n");
+    let held = place.show("pool")["held"].as_array().cloned().expect("an array");
+    assert_eq!(held.len(), 2);
+    assert!(held.iter().all(|claim| claim["fence"] != fence.as_str()), "{held:?}");
+}
+
+#[test]
+fn force_release_with_an_old_fence_is_refused() {
+    let place = Place::new();
+    let first = place.hold(&[], "x");
+    let old = first.fence.to_string();
+    assert_eq!(first.end().status, 0);
+    let next = place.hold(&["--holder", "next"], "x");
+    let order = ["force-release", "x", "--fence", &old, "--yes", "--reason", "it hung"];
+    let refused = place.expect(75, &order);
+    let fence = format!("(fence {})", next.fence);
+    let told = "nothing was taken: `x` is held by `next` on ";
+    assert!(refused.stderr.contains(told) && refused.stderr.contains(&fence), "{refused:?}");
+    assert_eq!(place.show("x")["held"][0]["fence"], next.fence.to_string());
+}
+
+#[test]
+fn force_release_from_a_label_leaves_the_holders_with_another_one() {
+    let place = Place::new();
+    let _readers = ["one", "two"].map(|label| place.hold(&["--shared", "--holder", label], "x"));
+    let order = |from: &str| {
+        place.finish(&["force-release", "x", "--from", from, "--yes", "--reason", "r"])
+    };
+    assert_eq!(order("three").status, 75);
+    assert_eq!(order("two").stdout, "`x` was taken from `two`\n");
+    let shown = place.show("x");
+    assert_eq!(shown["held"].as_array().map(Vec::len), Some(1));
+    assert_eq!(shown["held"][0]["holder"], "one");
+}
+
+#[test]
+fn force_release_of_one_claim_takes_nothing_else_where_a_record_cannot_be_read() {
+    let place = Place::new();
+    let label = |number: usize| ["spoilt", "hung", "well"][number];
+    let holders = [0, 1, 2].map(|number| {
+        place.hold(&["--permits", "1/3", "--ttl", "1h", "--holder", label(number)], "pool")
+    });
+    let db = rusqlite::Connection::open(place.path("locks.db")).expect("a database");
+    db.execute("UPDATE claims SET note = x'ff' WHERE label = 'spoilt'", []).expect("damaged");
+    let order = |one: &[&str]| {
+        let order = ["force-release", "pool", "--yes", "--reason", "it hangs"];
+        place.finish(&[&order[..], one].concat())
+    };
+    let held = || {
+        let held = json(&place.expect(0, &["list", "--json"]).stdout)[0]["held"].clone();
+        let held = held.as_array().cloned().expect("an array");
+        held.iter().map(|claim| claim["holder"].to_string()).collect::<Vec<_>>()
+    };
+    assert_eq!(held(), [r#""hung""#, r#""well""#]);
+    assert_eq!(order(&["--fence", "1000000"]).status, 75);
+    let taken = order(&["--fence", &holders[1].fence.to_string()]);
+    assert_eq!(taken.stdout, "`pool` was taken from `hung`\n", "{taken:?}");
+    assert_eq!(held(), [r#""well""#]);
+    assert_eq!(order(&["--from", "well"]).stdout, "`pool` was taken from `well`\n");
+    let refused = order(&["--from", "spoilt"]);
+    assert!(refused.status == 75 && refused.stderr.contains("cannot be read"), "{refused:?}");
+    assert!(place.expect(0, &["list"]).stderr.contains("`pool` cannot be read"));
+    assert_eq!(order(&[]).stdout, "`pool` was taken from `unreadable record`\n");
+    assert!(!place.expect(0, &["list"]).stderr.contains("cannot be read"));
+}
+
+#[test]
 fn doctor_tells_promises_and_findings() {
     let place = Place::new();
     let report = place.expect(0, &["doctor"]).stdout;
@@ -280,4 +540,30 @@ fn init_is_harmless_and_prints_what_it_would_do() {
     let finished = place.expect(0, &["init"]);
     assert!(finished.stdout.is_empty() && finished.stderr.contains("is ready"), "{finished:?}");
     place.expect(75, &["run", "-n", "x", "--", "true"]);
+}
+
+#[test]
+fn record_that_cannot_be_read_is_named_and_hides_no_other() {
+    let place = Place::new();
+    for name in ["good", "bad"] {
+        place.expect(0, &["acquire", "--ttl", "1h", name]);
+    }
+    let db = rusqlite::Connection::open(place.path("locks.db")).expect("a database");
+    db.execute("UPDATE claims SET expires = 'abc' WHERE name = 'bad'", []).expect("damaged");
+    let list = place.expect(0, &["list"]);
+    assert!(list.stdout.contains("good") && list.stderr.contains("`bad` cannot be read"));
+    let lines = json(&place.expect(0, &["list", "--json"]).stdout);
+    assert!(lines.as_array().expect("an array").iter().any(|line| line.get("broken").is_some()));
+    let top = place.expect(0, &["top", "--once"]).stdout;
+    assert!(top.contains("good") && top.contains("cannot read bad"), "{top}");
+    let stats = place.expect(0, &["stats"]);
+    assert!(stats.stdout.contains("active     1"), "{stats:?}");
+    assert!(stats.stderr.contains("`bad` cannot be read"), "{stats:?}");
+    place.expect(69, &["run", "-n", "bad", "--", "true"]);
+    let found = place.expect(78, &["doctor"]);
+    assert!(found.stdout.contains("`bad`"), "{found:?}");
+    let released = place.expect(0, &["force-release", "bad", "--reason", "broken", "--yes"]);
+    assert!(released.stdout.contains("unreadable record"), "{released:?}");
+    place.expect(0, &["run", "-n", "bad", "--", "true"]);
+    place.expect(0, &["doctor"]);
 }

@@ -3,26 +3,29 @@
 use std::sync::Arc;
 
 use futures_util::StreamExt;
-use leasehold::claim::{Amended, Amendment, ClaimKey, Note, Standing, Token};
+use leasehold::claim::{Amended, ClaimKey, Note, Standing, Token};
 use leasehold::engine::{Engine, EventKind, Query, Resize, Resized};
 use leasehold::error::{Kind, TooMany};
+use leasehold::layer::chaos::{Trouble, Verb};
 use leasehold::{Error, Holder, Mode, Name, Result};
 
 use super::harness::{Harness, LONG};
 use super::support::{Failure, Outcome, Waiter, claim, line, soon, until_free};
+use crate::PartVerbs;
 
 super::cases! {
     note_is_replaced_and_seen_by_others: amend,
     note_survives_renewals_and_a_longer_ttl: amend & ttl_per_claim,
-    amended_note_is_told_to_watchers: amend & watch,
+    watcher_sees_an_amended_note: amend & watch,
     waiting_claim_is_not_amended: amend,
     foreign_token_amends_nothing: amend,
     expired_claim_is_not_amended: amend & ttl_per_claim,
     refused_change_of_mode_changes_nothing: convert & permits,
     exclusive_claim_that_becomes_shared_rings_the_readers: convert & shared & fifo,
     sole_reader_becomes_exclusive_and_others_do_not: convert & shared,
+    reader_whose_downgrade_was_repeated_does_not_become_exclusive: convert & shared,
     permits_given_back_in_part_go_to_the_next: convert & permits & fifo,
-    larger_limit_grants_whoever_fits: resize & permits & fifo,
+    larger_limit_grants_all_waiters_that_fit: resize & permits & fifo,
     limit_below_what_is_held_or_wanted_is_refused: resize & permits & fifo,
     old_limit_is_a_mismatch_after_a_resize: resize & permits,
     limit_of_a_lock_or_of_nobody_is_not_changed: resize & permits,
@@ -30,8 +33,8 @@ super::cases! {
 
 type Case<T> = std::result::Result<T, Failure>;
 
-fn note(text: &str) -> Result<Amendment> {
-    Ok(Amendment::note(Note::new(text)?))
+fn note(text: &str) -> Result<Note> {
+    Note::new(text)
 }
 
 async fn granted(engine: &dyn Engine, name: &str, mode: Mode) -> Case<ClaimKey> {
@@ -61,7 +64,7 @@ async fn note_survives_renewals_and_a_longer_ttl(lab: Arc<dyn Harness>) -> Outco
     let name = "amend:renewed";
     let [one, two] = lab.clients().await?;
     let first = one.mutex(name).ttl(LONG).lock().await?;
-    // Granted by a bell, so that the first renewal is still to come.
+    // A bell grants it, so that the first renewal is still to come.
     let request = two.claim(name).note("before").ttl(lab.steady());
     let mut waiter = Waiter::queue(&one, name, request, 0).await?;
     first.release().await?;
@@ -77,7 +80,7 @@ async fn note_survives_renewals_and_a_longer_ttl(lab: Arc<dyn Harness>) -> Outco
     Ok(())
 }
 
-async fn amended_note_is_told_to_watchers(lab: Arc<dyn Harness>) -> Outcome {
+async fn watcher_sees_an_amended_note(lab: Arc<dyn Harness>) -> Outcome {
     let name = "amend:watch";
     let [one, two] = lab.clients().await?;
     let lease = one.mutex(name).ttl(LONG).lock().await?;
@@ -97,7 +100,7 @@ async fn waiting_claim_is_not_amended(lab: Arc<dyn Harness>) -> Outcome {
     let mut waits = claim(name, Mode::Exclusive, LONG)?;
     waits.join = true;
     assert!(matches!(engine.claim(&waits).await?, Standing::Queued { .. }));
-    let amended = engine.amend(&waits.key, &note("mine")?).await?;
+    let amended = engine.set_note(&waits.key, &note("mine")?).await?;
     assert_eq!(amended, Amended::Out { by: Some(client.holder().clone()) });
     assert_eq!(line(&client, name).await?.waiting[0].note.as_str(), "");
     engine.release(&[waits.key]).await?;
@@ -110,9 +113,9 @@ async fn foreign_token_amends_nothing(lab: Arc<dyn Harness>) -> Outcome {
     let client = lab.client().await?;
     let engine = lab.engine().await?;
     let key = ClaimKey { name: Name::new(name)?, token: Token::random() };
-    assert_eq!(engine.amend(&key, &note("x")?).await?, Amended::Out { by: None });
+    assert_eq!(engine.set_note(&key, &note("x")?).await?, Amended::Out { by: None });
     let lease = client.claim(name).note("kept").ttl(LONG).acquire().await?;
-    let amended = engine.amend(&key, &note("x")?).await?;
+    let amended = engine.set_note(&key, &note("x")?).await?;
     assert_eq!(amended, Amended::Out { by: Some(client.holder().clone()) });
     let seen = line(&client, name).await?;
     assert_eq!((seen.held.len(), seen.held[0].note.as_str()), (1, "kept"));
@@ -127,9 +130,9 @@ async fn expired_claim_is_not_amended(lab: Arc<dyn Harness>) -> Outcome {
     let dead = claim(name, Mode::Exclusive, lab.brief())?;
     assert!(matches!(engine.claim(&dead).await?, Standing::Held { .. }));
     until_free(&client, name).await?;
-    assert_eq!(engine.amend(&dead.key, &note("x")?).await?, Amended::Out { by: None });
+    assert_eq!(engine.set_note(&dead.key, &note("x")?).await?, Amended::Out { by: None });
     let lease = client.mutex(name).ttl(LONG).try_lock().await?.expect("it is free");
-    let amended = engine.amend(&dead.key, &note("x")?).await?;
+    let amended = engine.set_note(&dead.key, &note("x")?).await?;
     assert_eq!(amended, Amended::Out { by: Some(client.holder().clone()) });
     assert!(lease.is_held());
     Ok(())
@@ -149,8 +152,7 @@ async fn refused_change_of_mode_changes_nothing(lab: Arc<dyn Harness>) -> Outcom
         Mode::Permits { take: 2, of: 5 },
     ];
     for other in others {
-        let amendment = Amendment { mode: Some(other), ..note("changed")? };
-        assert_eq!(engine.amend(&key, &amendment).await?, Amended::Refused, "{other:?}");
+        assert_eq!(engine.set_mode(&key, other).await?, Amended::Refused, "{other:?}");
         let seen = line(&client, name).await?;
         assert_eq!((seen.held[0].mode, seen.held[0].note.as_str()), (mode, ""));
     }
@@ -196,13 +198,28 @@ async fn sole_reader_becomes_exclusive_and_others_do_not(lab: Arc<dyn Harness>) 
     let mine = mine.downgrade().await?;
     let other = two.rwlock(name).ttl(LONG).try_read().await?.expect("it reads");
     assert!(other.fence() > fence);
-    // Somebody who waits does not stand in the way of whoever holds alone.
+    // A waiter does not stand in the way of an exclusive holder.
     other.release().await?;
     let mut writer = Waiter::queue(&one, name, two.claim(name).ttl(LONG), 0).await?;
     let mine = mine.try_upgrade().await?.expect("it holds alone");
     assert!(writer.is_waiting());
     mine.release().await?;
     writer.served().await
+}
+
+async fn reader_whose_downgrade_was_repeated_does_not_become_exclusive(
+    lab: Arc<dyn Harness>,
+) -> Outcome {
+    let name = "amend:repeated";
+    let (client, chaos) = lab.troubled().await?;
+    let writer = client.rwlock(name).ttl(LONG).write().await?;
+    // The first request may still be in flight, and makes the claim shared whenever it arrives.
+    chaos.next(Verb::Amend, Trouble::Refuse, 1);
+    let reader = writer.downgrade().await?;
+    let reader = reader.try_upgrade().await?.expect_err("the first request may arrive");
+    assert_eq!(line(&client, name).await?.held[0].mode, Mode::Shared);
+    reader.release().await?;
+    Ok(())
 }
 
 async fn permits_given_back_in_part_go_to_the_next(lab: Arc<dyn Harness>) -> Outcome {
@@ -213,7 +230,7 @@ async fn permits_given_back_in_part_go_to_the_next(lab: Arc<dyn Harness>) -> Out
     let key = granted(&*engine, name, permits(3)).await?;
     let request = client.claim(name).mode(permits(2)).ttl(LONG);
     let mut waiter = Waiter::queue(&client, name, request, 0).await?;
-    let amended = engine.amend(&key, &Amendment::mode(permits(2))).await?;
+    let amended = engine.set_mode(&key, permits(2)).await?;
     assert_eq!(amended, Amended::Done);
     let lease = waiter.granted().await?;
     assert_eq!(line(&client, name).await?.held[0].mode, permits(2));
@@ -222,7 +239,7 @@ async fn permits_given_back_in_part_go_to_the_next(lab: Arc<dyn Harness>) -> Out
     Ok(())
 }
 
-async fn larger_limit_grants_whoever_fits(lab: Arc<dyn Harness>) -> Outcome {
+async fn larger_limit_grants_all_waiters_that_fit(lab: Arc<dyn Harness>) -> Outcome {
     let name = "amend:larger";
     let [one, two, admin] = lab.clients().await?;
     let permits = |take| two.claim(name).mode(Mode::Permits { take, of: 2 }).ttl(LONG);

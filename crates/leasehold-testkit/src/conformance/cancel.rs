@@ -58,7 +58,7 @@ async fn waiter_cancelled_at_the_hand_off_passes_it_on(lab: Arc<dyn Harness>) ->
     let (two, chaos) = lab.troubled().await?;
     let three = lab.client().await?;
     let lease = one.mutex(name).ttl(LONG).lock().await?;
-    // The bell will ring and the store have granted it, but its owner does not hear of it.
+    // The bell will ring and the store has granted the claim, but its owner does not hear of it.
     chaos.next(Verb::Wait, Trouble::HangAfter, 1);
     let first = Waiter::queue(&one, name, two.claim(name).ttl(LONG), 0).await?;
     let mut second = Waiter::queue(&one, name, three.claim(name).ttl(LONG), 1).await?;
@@ -110,7 +110,7 @@ async fn claims_cancelled_at_any_time_leave_nothing(lab: Arc<dyn Harness>) -> Ou
 async fn claim_given_up_before_it_was_sent_leaves_nothing(lab: Arc<dyn Harness>) -> Outcome {
     let name = "cancel:unsent";
     let two = lab.client().await?;
-    // On a thread of its own, where nothing is sent while the test sees to it.
+    // On a thread of its own, on which the client sends nothing while the test watches it.
     let gave_up = tokio::task::spawn_blocking(move || -> Outcome {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         runtime.expect("a runtime").block_on(async {

@@ -10,9 +10,10 @@ use super::harness::{Harness, LONG};
 use super::support::{
     EVENT_MAX, Outcome, Waiter, ended, held, line, state, until, until_free, until_waiting,
 };
+use crate::scheduling::SchedulerDelay;
 
-/// Long enough for another to take up what a process left that was killed. What such a process had
-/// in the store beside its claim is there for as long.
+/// Long enough for another process to adopt a lease that a killed process left. Everything else
+/// that the killed process had in the store stays as long.
 const DETACHED: Duration = Duration::from_secs(20);
 
 super::cases! {
@@ -62,11 +63,13 @@ async fn f01_killed_holder_is_followed_by_the_next_waiter(lab: Arc<dyn Harness>)
     let mut worker = lab.process(name, Mode::Exclusive, ttl)?;
     let fence = held(&mut worker).await?;
     let mut waiter = Waiter::queue(&client, name, client.claim(name).ttl(LONG), 0).await?;
+    let delay = SchedulerDelay::watch();
     worker.kill()?;
     let killed = Instant::now();
     let lease = waiter.granted().await?;
     assert!(lease.fence() > fence);
-    let bound = ttl + Duration::from_secs(5);
+    // The store, the waiter's client and its task run one after the other, some of them twice.
+    let bound = delay.bound(ttl + Duration::from_secs(5), 8);
     assert!(killed.elapsed() <= bound, "granted {:?} after the death", killed.elapsed());
     Ok(())
 }
@@ -77,7 +80,7 @@ async fn f02_paused_holder_finds_its_lease_lost(lab: Arc<dyn Harness>) -> Outcom
     let mut worker = lab.process(name, Mode::Exclusive, lab.steady())?;
     let fence = held(&mut worker).await?;
     worker.stop_process()?;
-    // The question is there before the process goes on, so that it is the first thing it sees.
+    // The test asks before the process goes on, so that the process sees the question first.
     worker.send_line("state")?;
     let lease = super::support::soon("a grant", client.mutex(name).ttl(LONG).lock()).await??;
     worker.continue_process()?;
@@ -138,7 +141,7 @@ async fn f115_waiter_killed_at_the_hand_off_is_passed_over(lab: Arc<dyn Harness>
     let mut head = lab.process(name, Mode::Exclusive, lab.steady())?;
     until_waiting(&client, name, 1).await?;
     let mut second = Waiter::queue(&client, name, client.claim(name).ttl(LONG), 1).await?;
-    // Stopped it cannot take what it is handed; then it dies with the hand-off on its way.
+    // A stopped process cannot take the hand-off; then it dies with the hand-off in flight.
     head.stop_process()?;
     lease.release().await?;
     head.kill()?;

@@ -1,17 +1,20 @@
-//! Deadlocks across names (F124, F126): each has one victim, and what is no deadlock has none.
+//! Deadlocks across names (F124, F126): each has one victim, and other waits have none.
 //!
-//! That nothing was found is seen by looks that were taken meanwhile: they are counted.
+//! Clients look for deadlocks. A case that expects none counts the looks that found nothing.
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use leasehold::claim::{Claim, Holder, HolderId, Standing};
 use leasehold::engine::{Engine, Kept, Notice, Wait};
 use leasehold::layer::chaos::{Chaos, Trouble, Verb};
+use leasehold::scope::of_task;
 use leasehold::{Client, Error, Lease, Mode, Name, Request, Result};
 
 use super::harness::{Harness, LONG};
 use super::support::{Failure, Outcome, Waiter, claim, line, soon, until, until_waiting};
+use crate::PartVerbs;
 
 super::cases! {
     notice_is_heard_until_it_is_taken_back: deadlocks,
@@ -25,6 +28,8 @@ super::cases! {
     time_limits_apply_where_nobody_can_look: deadlocks,
     converging_waits_have_no_victim: deadlocks,
     lease_of_another_task_is_no_part_of_a_cycle: deadlocks,
+    lease_of_another_numbered_task_is_no_part_of_a_cycle: deadlocks,
+    cycle_of_numbered_tasks_has_one_victim: deadlocks,
     stale_notice_makes_no_victim: deadlocks & ttl_per_claim,
     expired_lease_makes_no_victim: deadlocks & ttl_per_claim,
     cycle_with_a_free_permit_has_no_victim: deadlocks & permits,
@@ -36,14 +41,14 @@ super::cases! {
     lease_that_ends_by_itself_is_no_part_of_a_cycle: deadlocks,
 }
 
-/// Short, so that a case with many looks is over soon; but a victim that is held up for three of
-/// them is taken for one that cannot look, which no busy machine may do.
-const PERIOD: Duration = Duration::from_millis(300);
+/// Short, so that a case with many looks is over soon. A client that is held up for three periods
+/// counts as one that cannot look, and a busy machine must not cause that.
+const PERIOD: Duration = Duration::from_millis(600);
 
 /// How many looks without a finding are enough.
 const LOOKS: u64 = 4;
 
-/// A client, and a board that counts what it asks and can keep it from asking.
+/// A client whose engine counts its calls and can block them.
 async fn looker(lab: &dyn Harness) -> Result<(Client, Chaos)> {
     lab.troubled_with(Client::builder().deadlock_detection(PERIOD)).await
 }
@@ -70,7 +75,7 @@ async fn until_looked(boards: &[&Chaos]) -> Outcome {
     .await
 }
 
-async fn until_unsaid(engine: &dyn Engine, holders: &[HolderId]) -> Outcome {
+async fn until_unsaid(engine: &Arc<dyn Engine>, holders: &[HolderId]) -> Outcome {
     until("all notices to be taken back", async || {
         for holder in holders {
             if !engine.waits_of(*holder).await?.is_empty() {
@@ -100,8 +105,8 @@ async fn victim(
     }
 }
 
-/// Everybody holds one name and waits for the next: one gives up, naming all, and the others go
-/// on when it has given back what it holds.
+/// Each client holds one name and waits for the next one. One gives up, and its error names all.
+/// When it has given back its lease, the others go on.
 async fn ring(lab: &dyn Harness, size: usize) -> Outcome {
     let clients: Vec<Client> =
         lookers(lab, size).await?.into_iter().map(|(client, _)| client).collect();
@@ -128,10 +133,10 @@ async fn ring(lab: &dyn Harness, size: usize) -> Outcome {
     }
     go_on(place, leases, waiters).await?;
     let holders: Vec<HolderId> = clients.iter().map(|client| client.holder().id()).collect();
-    until_unsaid(&*lab.engine().await?, &holders).await
+    until_unsaid(&lab.engine().await?, &holders).await
 }
 
-/// The victim gives back what it holds, then everybody in turn.
+/// The victim gives back its lease, then each client in turn.
 async fn go_on(
     victim: usize,
     mut leases: Vec<Option<Lease>>,
@@ -191,7 +196,7 @@ async fn notice_of_a_silent_client_lapses(lab: Arc<dyn Harness>) -> Outcome {
     let wait = Wait { name: Name::new("n")?, fence: 1, keeps: Vec::new() };
     let keep = lab.brief();
     engine.announce(&Notice { keep, ..notice(&holder, 1, vec![wait]) }).await?;
-    until_unsaid(&*engine, &[holder.id()]).await
+    until_unsaid(&engine, &[holder.id()]).await
 }
 
 async fn cycle_inside_tasks_has_one_victim(lab: Arc<dyn Harness>) -> Outcome {
@@ -235,7 +240,7 @@ async fn cycle_of_holders_in_one_client_has_one_victim(lab: Arc<dyn Harness>) ->
     go_on(place, leases, waiters).await
 }
 
-/// Two that hold one name each and wait for the other's, none of whom can look yet.
+/// Two clients that hold one name each and wait for the other's. Neither can look yet.
 async fn blind_pair(
     lab: &dyn Harness,
 ) -> std::result::Result<(Vec<(Client, Chaos)>, Vec<Option<Lease>>, Vec<Waiter>), Failure> {
@@ -308,7 +313,7 @@ async fn lease_of_another_task_is_no_part_of_a_cycle(lab: Arc<dyn Harness>) -> O
     }
     let mut tasks = Vec::new();
     for (place, (client, _)) in members.iter().enumerate() {
-        // Something that is kept, so that there is a reason to look.
+        // A lease that is kept, so that there is a reason to look.
         let (kept, next) = (format!("deadlock:kept:{place}"), names[1 - place]);
         let (kept, next) = (ask(client, &kept), ask(client, next));
         tasks.push(tokio::spawn(async move {
@@ -325,7 +330,56 @@ async fn lease_of_another_task_is_no_part_of_a_cycle(lab: Arc<dyn Harness>) -> O
     Ok(())
 }
 
-/// A claim made at the engine itself, by nobody who would look or heartbeat.
+/// As the case above, in one tokio task: an event loop of another language has tasks of its own.
+async fn lease_of_another_numbered_task_is_no_part_of_a_cycle(lab: Arc<dyn Harness>) -> Outcome {
+    let members = lookers(&*lab, 2).await?;
+    let names = ["deadlock:number:1", "deadlock:number:2"];
+    let mut leases = Vec::new();
+    for (task, ((client, _), name)) in (1..).zip(members.iter().zip(names)) {
+        leases.push(of_task(task, ask(client, name).acquire()).await?);
+    }
+    let waits = members.iter().enumerate().map(|(place, (client, _))| {
+        let kept = ask(client, &format!("deadlock:number:kept:{place}"));
+        let next = ask(client, names[1 - place]);
+        of_task(3 + place as u64, async move {
+            let _kept = kept.acquire().await?;
+            next.acquire().await
+        })
+    });
+    let mut waits = Box::pin(join_all(waits));
+    let boards = [&members[0].1, &members[1].1];
+    tokio::select! {
+        ended = &mut waits => panic!("a wait ended: {ended:?}"),
+        looked = until_looked(&boards) => looked?,
+    }
+    drop(leases);
+    for lease in soon("the leases of the other tasks", waits).await? {
+        lease?.release().await?;
+    }
+    Ok(())
+}
+
+/// Each request of a session is a tokio task of its own, as on a server; a session is one task.
+async fn cycle_of_numbered_tasks_has_one_victim(lab: Arc<dyn Harness>) -> Outcome {
+    let members = lookers(&*lab, 2).await?;
+    let names = ["deadlock:session:1", "deadlock:session:2"];
+    let mut leases = Vec::new();
+    for (session, ((client, _), name)) in (1..).zip(members.iter().zip(names)) {
+        let request = ask(client, name);
+        let taken = of_task(session, async move { request.acquire().await });
+        leases.push(Some(tokio::spawn(taken).await??));
+    }
+    let mut waiters = Vec::new();
+    for (place, (client, _)) in members.iter().enumerate() {
+        let next = names[1 - place];
+        waiters.push(Waiter::start_as(1 + place as u64, ask(client, next)));
+        until_waiting(client, next, 1).await?;
+    }
+    let (place, _, waiters) = victim(waiters).await?;
+    go_on(place, leases, waiters).await
+}
+
+/// A claim made at the engine itself. No client looks for deadlocks for it or sends heartbeats.
 fn bare(name: &str, holder: &Holder, patience: Duration) -> Result<Claim> {
     let joining = claim(name, Mode::Exclusive, LONG)?;
     Ok(Claim { holder: holder.clone(), patience, join: true, ..joining })

@@ -26,7 +26,7 @@ async fn next(leaders: &mut Leaders) -> std::result::Result<Option<Leader>, Fail
     Ok(soon("a change of leader", leaders.next()).await?.expect("a stream without end")?)
 }
 
-/// Waits until the observer says so; what it says before is passed over.
+/// Waits until the observer reports the fact, and skips earlier reports.
 async fn observed(leaders: &mut Leaders, fact: impl Fn(&Option<Leader>) -> bool) -> Outcome {
     while !fact(&next(leaders).await?) {}
     Ok(())
@@ -107,7 +107,7 @@ async fn observer_sees_the_last_change_of_many(lab: Arc<dyn Harness>) -> Outcome
         .await?;
     leadership.resign().await?;
     observed(&mut leaders, Option::is_none).await?;
-    // A new observer begins with what is.
+    // A new observer begins with the present leader.
     let mut late = two.election(name).observe().await?;
     assert_eq!(next(&mut late).await?, None);
     Ok(())
@@ -163,7 +163,7 @@ async fn f127_paused_leader_is_followed_and_finds_itself_lost(lab: Arc<dyn Harne
     observed(&mut leaders, |leader| leader.as_ref().is_some_and(|leader| leader.term == term))
         .await?;
     worker.stop_process()?;
-    // Asked before it goes on, so that this is the first thing it does.
+    // The test asks before the process goes on, so that it answers this first.
     worker.send_line("state")?;
     let election = client.election(name).ttl(LONG);
     let leadership = soon("the next term", election.campaign("next")).await??;

@@ -1,19 +1,25 @@
-//! Taking a name from its holder: the holder finds out, the next is granted, fences rise.
+//! Taking a name from its holder: the holder learns of it, the next is granted, fences rise.
 
 use std::sync::Arc;
 
-use leasehold::{LeaseState, LostCause, Mode, Released};
+use leasehold::engine::Eviction;
+use leasehold::{Holder, LeaseState, LostCause, Mode, Name, Released};
 
+use super::Can;
 use super::harness::{Harness, LONG};
 use super::support::{Outcome, Waiter, line, soon, until};
+use crate::PartVerbs;
 
 super::cases! {
     evicted_holder_is_lost_and_the_next_is_granted: evict,
-    evicted_holder_is_told_when_nobody_waits: evict,
+    evicted_holder_learns_of_its_loss_when_nobody_waits: evict,
     eviction_of_a_free_name_finds_nobody: evict,
     eviction_leaves_the_waiters_in_line: evict & fifo,
     eviction_takes_all_readers: evict & shared,
     evicted_lease_is_not_given_back_by_its_old_holder: evict,
+    repeated_order_to_evict_leaves_the_next_claim_alone: evict,
+    eviction_of_one_reader_leaves_the_other: evict & shared,
+    eviction_of_one_permit_lets_one_waiter_in: evict & permits,
 }
 
 async fn evicted_holder_is_lost_and_the_next_is_granted(lab: Arc<dyn Harness>) -> Outcome {
@@ -25,7 +31,11 @@ async fn evicted_holder_is_lost_and_the_next_is_granted(lab: Arc<dyn Harness>) -
     let next = waiter.granted().await?;
     assert!(next.fence() > lease.fence());
     let cause = soon("the loss", lease.lost()).await?;
-    assert_eq!(cause, LostCause::TakenBy(two.holder().clone()));
+    // Where a lease ends with its session, its holder may hear of that before the next has it.
+    let is_early = cause == LostCause::Removed && !Can::of_engine(&lab.engine().await?).detach;
+    let is_told = matches!(cause, LostCause::Evicted { .. });
+    let is_taken = cause == LostCause::TakenBy(two.holder().clone());
+    assert!(is_early || is_told || is_taken, "{cause:?}");
     assert_eq!(lease.state(), LeaseState::Lost);
     assert_eq!(lease.release().await?, Released::TakenBy(two.holder().clone()));
     assert!(next.is_held());
@@ -33,13 +43,14 @@ async fn evicted_holder_is_lost_and_the_next_is_granted(lab: Arc<dyn Harness>) -
     Ok(())
 }
 
-async fn evicted_holder_is_told_when_nobody_waits(lab: Arc<dyn Harness>) -> Outcome {
+async fn evicted_holder_learns_of_its_loss_when_nobody_waits(lab: Arc<dyn Harness>) -> Outcome {
     let name = "evict:nobody";
     let [one, admin] = lab.clients().await?;
     let lease = one.mutex(name).ttl(lab.steady()).lock().await?;
     admin.force_release(name, "stuck").await?;
     assert!(admin.show(name).await?.is_none());
-    assert_eq!(soon("the loss", lease.lost()).await?, LostCause::Removed);
+    let cause = soon("the loss", lease.lost()).await?;
+    assert!(matches!(cause, LostCause::Removed | LostCause::Evicted { .. }), "{cause:?}");
     until("the loss to be counted", async || Ok(one.stats().lost == 1)).await?;
     assert_eq!(one.stats().expired, 0, "it was taken");
     assert_eq!(lease.release().await?, Released::AlreadyExpired);
@@ -93,6 +104,57 @@ async fn evicted_lease_is_not_given_back_by_its_old_holder(lab: Arc<dyn Harness>
     let next = two.mutex(name).ttl(LONG).try_lock().await?.expect("it was taken");
     assert_eq!(lease.release().await?, Released::TakenBy(two.holder().clone()));
     assert_eq!(line(&one, name).await?.held[0].fence, next.fence());
+    assert_eq!(next.release().await?, Released::Released);
+    Ok(())
+}
+
+async fn repeated_order_to_evict_leaves_the_next_claim_alone(lab: Arc<dyn Harness>) -> Outcome {
+    let name = "evict:again";
+    let [one, two] = lab.clients().await?;
+    let lease = one.mutex(name).ttl(LONG).lock().await?;
+    let mut waiter = Waiter::queue(&one, name, two.claim(name).ttl(LONG), 0).await?;
+    let order = Eviction {
+        name: Name::new(name)?,
+        fences: vec![lease.fence()],
+        unreadable: false,
+        by: Holder::fresh(),
+        reason: "stuck".into(),
+    };
+    let engine = lab.engine().await?;
+    assert_eq!(engine.evict(&order).await?, [one.holder().clone()]);
+    let next = waiter.granted().await?;
+    assert!(engine.evict(&order).await?.is_empty());
+    assert_eq!(line(&one, name).await?.held[0].fence, next.fence());
+    assert_eq!(next.release().await?, Released::Released);
+    Ok(())
+}
+
+async fn eviction_of_one_reader_leaves_the_other(lab: Arc<dyn Harness>) -> Outcome {
+    let name = "evict:reader";
+    let [one, two] = lab.clients().await?;
+    let first = one.claim(name).mode(Mode::Shared).ttl(LONG).acquire().await?;
+    let second = two.claim(name).mode(Mode::Shared).ttl(LONG).acquire().await?;
+    let evicted = two.force_release_fences(name, &[first.fence()], "stuck").await?;
+    assert_eq!(evicted, [one.holder().clone()]);
+    let held = line(&two, name).await?.held;
+    assert_eq!(held.iter().map(|claim| claim.fence).collect::<Vec<_>>(), [second.fence()]);
+    assert_eq!(second.release().await?, Released::Released);
+    Ok(())
+}
+
+async fn eviction_of_one_permit_lets_one_waiter_in(lab: Arc<dyn Harness>) -> Outcome {
+    let name = "evict:permit";
+    let permit = Mode::Permits { take: 1, of: 2 };
+    let [one, two, three, four] = lab.clients().await?;
+    let _first = one.claim(name).mode(permit).ttl(LONG).acquire().await?;
+    let second = two.claim(name).mode(permit).ttl(LONG).acquire().await?;
+    let mut next = Waiter::queue(&one, name, three.claim(name).mode(permit).ttl(LONG), 0).await?;
+    let last = Waiter::queue(&one, name, four.claim(name).mode(permit).ttl(LONG), 1).await?;
+    let evicted = one.force_release_fences(name, &[second.fence()], "stuck").await?;
+    assert_eq!(evicted, [two.holder().clone()]);
+    let next = next.granted().await?;
+    assert_eq!(line(&one, name).await?.held.len(), 2);
+    assert!(last.is_waiting());
     assert_eq!(next.release().await?, Released::Released);
     Ok(())
 }

@@ -1,15 +1,18 @@
 //! One at a time: the mutex, trying, and giving up in time.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use leasehold::{Client, Error, Released};
+use futures_util::future::join_all;
+use leasehold::{Client, Error, Released, Result};
 
 use super::harness::{Harness, LONG, SPAN};
 use super::support::{Outcome, Waiter, line, soon, until_free, until_waiting};
 
 super::cases! {
+    many_that_open_an_empty_store_at_once_share_it,
     second_claim_is_refused_while_the_first_holds,
     contenders_never_hold_together,
     refused_try_leaves_nothing,
@@ -19,6 +22,24 @@ super::cases! {
     tasks_of_one_client_exclude_each_other,
     holders_with_one_label_exclude_each_other,
     own_name_is_a_deadlock_for_one_at_a_time,
+}
+
+async fn many_that_open_an_empty_store_at_once_share_it(lab: Arc<dyn Harness>) -> Outcome {
+    const MANY: usize = 12;
+    let name = "exclusion:opened";
+    let opened = soon("all are open", join_all((0..MANY).map(|_| lab.client()))).await?;
+    let clients = opened.into_iter().collect::<Result<Vec<_>>>()?;
+    let stores: HashSet<u128> = clients.iter().map(|client| client.info().store_id).collect();
+    assert_eq!(stores.len(), 1, "one store");
+    let asked = clients.iter().map(async |client| client.mutex(name).try_lock().await);
+    let asked = soon("all are answered", join_all(asked)).await?;
+    let leases = asked.into_iter().collect::<Result<Vec<_>>>()?;
+    let leases: Vec<_> = leases.into_iter().flatten().collect();
+    // Several that ask at once may all be refused where nodes vote.
+    assert!(leases.len() <= 1, "{} hold at once", leases.len());
+    drop(leases);
+    soon("the lock", clients[0].mutex(name).lock()).await??.release().await?;
+    Ok(())
 }
 
 async fn second_claim_is_refused_while_the_first_holds(lab: Arc<dyn Harness>) -> Outcome {

@@ -2,40 +2,106 @@
 //!
 //! A harness hands engines out without saying their type, and clients and layers want a value.
 
-use std::sync::Arc;
-use std::time::Duration;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 use async_trait::async_trait;
-use futures_util::stream::BoxStream;
 use leasehold::Result;
-use leasehold::claim::{
-    Amended, Amendment, Claim, ClaimKey, ClaimRef, Holder, HolderId, Released, Renewal, Standing,
-};
-use leasehold::clock::Glance;
-use leasehold::engine::{
-    Bump, Bumped, Concern, Counts, Engine, Event, Eviction, Finding, Info, Notice, Page, Query,
-    Resize, Resized, Totals, Wait, Wake,
-};
+use leasehold::claim::{Claim, ClaimKey, Place, Released, Renewal, Standing, Token};
+use leasehold::engine::{Engine, Info, Page, Parts, Query, Wake};
+
+use super::support::{Outcome, until};
 
 #[derive(Debug)]
-pub(super) struct Forward(pub(super) Arc<dyn Engine>);
+pub(super) struct Forward(pub(super) Arc<dyn Engine>, pub(super) Option<Arc<Diary>>);
+
+/// The claims that a client asked for, and the heartbeats whose answers it read.
+#[derive(Debug, Default)]
+pub(super) struct Diary {
+    claims: Mutex<HashMap<Token, Asked>>,
+    heartbeats: Mutex<Vec<Heartbeat>>,
+    /// How many heartbeats were sent.
+    sent: AtomicUsize,
+}
+
+#[derive(Debug)]
+struct Asked {
+    key: ClaimKey,
+    /// The places in answers to the client's own requests.
+    places: Vec<Place>,
+}
+
+/// An answer to a heartbeat that says that a claim waits.
+#[derive(Debug)]
+struct Heartbeat {
+    sent: Instant,
+    read: Instant,
+    place: Place,
+}
+
+impl Diary {
+    pub(super) fn keys(&self) -> Vec<ClaimKey> {
+        let claims = self.claims.lock().expect("nobody panics");
+        claims.values().map(|asked| asked.key.clone()).collect()
+    }
+
+    /// Waits until a heartbeat was answered.
+    pub(super) async fn until_answered(&self) -> Outcome {
+        let is_answered = || !self.heartbeats.lock().expect("nobody panics").is_empty();
+        until("an answer to a heartbeat", async || Ok(is_answered())).await
+    }
+
+    /// Waits until the client sends one more heartbeat.
+    pub(super) async fn until_sent(&self) -> Outcome {
+        let before = self.sent.load(Ordering::Relaxed);
+        let is_sent = || self.sent.load(Ordering::Relaxed) > before;
+        until("a heartbeat", async || Ok(is_sent())).await
+    }
+
+    /// Whether the client sent a heartbeat before that instant and read its answer after it. The
+    /// answer must say that a claim stands at its first place.
+    pub(super) fn read_late(&self, after: Instant) -> bool {
+        let heartbeats = self.heartbeats.lock().expect("nobody panics");
+        let claims = self.claims.lock().expect("nobody panics");
+        let is_first = |place: &Place| claims.values().any(|a| a.places.first() == Some(place));
+        heartbeats.iter().any(|h| h.sent < after && h.read > after && is_first(&h.place))
+    }
+
+    fn asked(&self, key: &ClaimKey, answer: Option<&Standing>) {
+        let mut claims = self.claims.lock().expect("nobody panics");
+        let fresh = || Asked { key: key.clone(), places: Vec::new() };
+        let asked = claims.entry(key.token).or_insert_with(fresh);
+        if let Some(Standing::Queued { place, .. }) = answer {
+            asked.places.push(*place);
+        }
+    }
+
+    fn renewed(&self, sent: Instant, standings: &[Result<Standing>]) {
+        let read = Instant::now();
+        let mut heartbeats = self.heartbeats.lock().expect("nobody panics");
+        for standing in standings {
+            if let Ok(Standing::Queued { place, .. }) = standing {
+                heartbeats.push(Heartbeat { sent, read, place: *place });
+            }
+        }
+    }
+}
 
 #[async_trait]
+#[deny(clippy::missing_trait_methods)]
 impl Engine for Forward {
     fn info(&self) -> &Info {
         self.0.info()
     }
 
     async fn claim(&self, claim: &Claim) -> Result<Standing> {
-        self.0.claim(claim).await
-    }
-
-    fn claim_now(&self, claim: ClaimRef<'_>, glance: Glance<'_>) -> Option<(u64, Duration)> {
-        self.0.claim_now(claim, glance)
-    }
-
-    async fn claim_all(&self, claims: &[Claim]) -> Result<Option<Vec<Standing>>> {
-        self.0.claim_all(claims).await
+        let Some(diary) = &self.1 else { return self.0.claim(claim).await };
+        diary.asked(&claim.key, None);
+        let standing = self.0.claim(claim).await?;
+        diary.asked(&claim.key, Some(&standing));
+        Ok(standing)
     }
 
     async fn wait(&self, key: &ClaimKey) -> Result<Wake> {
@@ -43,78 +109,30 @@ impl Engine for Forward {
     }
 
     async fn renew(&self, renewals: &[Renewal]) -> Result<Vec<Result<Standing>>> {
-        self.0.renew(renewals).await
+        let sent = Instant::now();
+        if let Some(diary) = &self.1 {
+            diary.sent.fetch_add(1, Ordering::Relaxed);
+        }
+        let standings = self.0.renew(renewals).await?;
+        if let Some(diary) = &self.1 {
+            diary.renewed(sent, &standings);
+        }
+        Ok(standings)
     }
 
     async fn release(&self, keys: &[ClaimKey]) -> Result<Vec<Released>> {
         self.0.release(keys).await
     }
 
-    fn release_now(&self, key: &ClaimKey) -> Option<Released> {
-        self.0.release_now(key)
-    }
-
-    async fn amend(&self, key: &ClaimKey, amendment: &Amendment) -> Result<Amended> {
-        self.0.amend(key, amendment).await
-    }
-
-    async fn resize(&self, order: &Resize) -> Result<Resized> {
-        self.0.resize(order).await
-    }
-
-    async fn losses(&self) -> Vec<ClaimKey> {
-        self.0.losses().await
-    }
-
-    async fn concerns(&self) -> Vec<Concern> {
-        self.0.concerns().await
-    }
-
     async fn inspect(&self, query: &Query) -> Result<Page> {
         self.0.inspect(query).await
     }
 
-    async fn announce(&self, notice: &Notice) -> Result<()> {
-        self.0.announce(notice).await
-    }
-
-    async fn waits_of(&self, holder: HolderId) -> Result<Vec<Wait>> {
-        self.0.waits_of(holder).await
-    }
-
-    async fn watch(&self, query: &Query) -> Result<BoxStream<'static, Result<Event>>> {
-        self.0.watch(query).await
-    }
-
-    async fn evict(&self, order: &Eviction) -> Result<Vec<Holder>> {
-        self.0.evict(order).await
-    }
-
-    async fn bump_epoch(&self, order: &Bump) -> Result<Bumped> {
-        self.0.bump_epoch(order).await
-    }
-
-    async fn tally(&self, counts: &Counts) -> Result<()> {
-        self.0.tally(counts).await
-    }
-
-    async fn totals(&self) -> Result<Totals> {
-        self.0.totals().await
-    }
-
-    async fn examine(&self) -> Result<Vec<Finding>> {
-        self.0.examine().await
-    }
-
-    async fn install(&self) -> Result<()> {
-        self.0.install().await
-    }
-
-    fn schema(&self) -> &'static str {
-        self.0.schema()
-    }
-
     async fn close(&self) -> Result<()> {
         self.0.close().await
+    }
+
+    fn parts(self: Arc<Self>) -> Parts {
+        Arc::clone(&self.0).parts()
     }
 }

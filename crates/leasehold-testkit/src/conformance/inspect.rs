@@ -102,7 +102,7 @@ async fn names_of(client: &Client, mut query: Query) -> leasehold::Result<Vec<St
 async fn pages_come_in_name_order_and_miss_nothing(lab: Arc<dyn Harness>) -> Outcome {
     let client = lab.client().await?;
     let mut names: Vec<String> = (0..23).map(|index| format!("inspect:page:{index}")).collect();
-    // Byte order is not what a collation makes of these.
+    // These sort differently by bytes and by a collation.
     names.extend(
         ["Inspect", "inspect", "inspect:", "zebra", "Zebra", "ähre", "é", "e"].map(Into::into),
     );

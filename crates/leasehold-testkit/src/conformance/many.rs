@@ -10,6 +10,7 @@ use leasehold::{Error, Released};
 
 use super::harness::{Harness, LONG};
 use super::support::{Outcome, Waiter, claim, line, soon, until_free, until_waiting};
+use crate::PartVerbs;
 
 super::cases! {
     many_names_are_held_together_and_given_back_together,

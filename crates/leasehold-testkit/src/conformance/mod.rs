@@ -1,29 +1,37 @@
 //! One suite for every engine: what a store must do to be called a lock.
 //!
-//! A case is chosen by what the engine says it can do, so a new engine runs it unchanged: it
-//! brings a [`Harness`], and cases never ask which engine they run on. How a case is named and
-//! run as a test is left to the test binary.
+//! The promises of an engine choose its cases, so a new engine runs them unchanged. It brings a
+//! [`Harness`], and cases never ask which engine they run on. The test binary decides how a case is
+//! named and run as a test.
 //!
-//! Cases wait for events (a grant, a loss, a line of another process). Time limits are only there
-//! to fail, and are generous; a lease that must not expire has a ttl far beyond them, so that
-//! what a case leaves behind is seen before the store cleans it up.
+//! Cases wait for events (a grant, a loss, a line of another process). Time limits only let a test
+//! fail, and are generous. A lease that must not expire has a ttl far beyond them. So the suite
+//! sees everything that a case leaves behind before the store removes it.
 
 mod amend;
+mod can;
 mod cancel;
 mod crash;
+mod crowd;
 mod deadlock;
+mod disturbed;
 mod election;
 mod epoch;
 mod evict;
 mod exclusion;
 mod expiry;
 mod fences;
+mod fork;
 mod forward;
+mod grants;
 mod handle;
 mod harness;
 mod inspect;
+mod leaving;
 mod limits;
+mod lost_place;
 mod many;
+mod messages;
 mod names;
 mod once;
 mod order;
@@ -36,6 +44,7 @@ mod rwlock;
 mod shared;
 mod slow;
 mod support;
+mod ticket;
 mod totals;
 mod unsure;
 mod watch;
@@ -45,30 +54,39 @@ use std::cell::RefCell;
 use std::sync::Arc;
 
 use futures_util::future::LocalBoxFuture;
-use leasehold::engine::Capabilities;
 
-pub use harness::Harness;
+pub use can::Can;
+pub use harness::{Crashing, Harness, Proxied, Starting};
 pub use support::{Failure, Outcome};
 
-/// One thing that every engine which `needs` admits must do.
+/// One fact about every engine that `needs` admits.
 #[derive(Debug, Clone, Copy)]
 pub struct Case {
     /// The fact it states.
     pub name: &'static str,
-    /// Whether an engine that can do this must pass.
-    pub needs: fn(&Capabilities) -> bool,
-    /// Runs it once.
+    /// The path of the file that it stands in, as a module.
+    pub group: &'static str,
+    /// Whether an engine with these capabilities must pass.
+    pub needs: fn(&Can) -> bool,
+    /// Whether the harness has the hook that the case uses.
+    pub applies: fn(&dyn Harness) -> bool,
+    /// Runs the case once.
     pub run: fn(Arc<dyn Harness>) -> LocalBoxFuture<'static, Outcome>,
 }
 
-/// Lists the cases of a file, each with the capabilities it needs.
+/// Lists the cases of a file, each with the capabilities it needs and the hook it uses.
 macro_rules! cases {
-    ($($name:ident $(: $($need:ident)&+)?),* $(,)?) => {
+    ($($name:ident $(: $($need:ident)&+)? $(=> $hook:ident)?),* $(,)?) => {
         pub(super) const CASES: &[super::Case] = &[$(super::Case {
             name: stringify!($name),
+            group: module_path!(),
             needs: |can| {
-                let super::Capabilities { .. } = can;
+                let super::Can { .. } = can;
                 true $($(&& can.$need)+)?
+            },
+            applies: |lab| {
+                let _: &dyn super::Harness = lab;
+                true $(&& lab.$hook().is_some())?
             },
             run: |harness| Box::pin($name(harness)),
         }),*];
@@ -81,16 +99,21 @@ const GROUPS: &[&[Case]] = &[
     cancel::CASES,
     crash::CASES,
     deadlock::CASES,
+    disturbed::CASES,
     election::CASES,
     epoch::CASES,
     evict::CASES,
     exclusion::CASES,
     expiry::CASES,
     fences::CASES,
+    fork::CASES,
     handle::CASES,
     inspect::CASES,
+    leaving::CASES,
     limits::CASES,
+    lost_place::CASES,
     many::CASES,
+    messages::CASES,
     names::CASES,
     once::CASES,
     order::CASES,
@@ -102,6 +125,7 @@ const GROUPS: &[&[Case]] = &[
     rwlock::CASES,
     shared::CASES,
     slow::CASES,
+    ticket::CASES,
     totals::CASES,
     unsure::CASES,
     watch::CASES,
@@ -134,12 +158,13 @@ const fn flat<const COUNT: usize>() -> [Case; COUNT] {
     all
 }
 
-/// Runs a case, then sees that it left nothing in the store.
+/// Runs a case, then checks that it left nothing in the store.
 pub async fn run(case: &Case, harness: Arc<dyn Harness>) -> Outcome {
     let ran = (case.run)(Arc::clone(&harness));
     support::within(support::CASE_MAX, "the end of the case", ran).await??;
     let left = RefCell::new(Vec::new());
-    let empty = support::until("an empty store after the case", async || {
+    let limit = harness.emptied_within();
+    let empty = support::until_within(limit, "an empty store after the case", async || {
         let now = harness.residue().await?;
         left.replace(now);
         Ok(left.borrow().is_empty())

@@ -14,7 +14,7 @@ super::cases! {
     common_text_of_names_is_kept_apart,
 }
 
-/// What some store somewhere folds, trims, escapes, splits or takes for its own.
+/// Names that some store folds, trims, escapes, splits or reserves.
 const ODD: &[&str] = &[
     "a",
     "A",

@@ -1,4 +1,4 @@
-//! The line: first come, first served, and woken by a bell instead of by asking.
+//! The line: first come, first served, and a bell wakes a waiter instead of questions.
 
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
@@ -108,7 +108,7 @@ async fn late_answer_to_a_heartbeat_does_not_lose_the_lease(lab: Arc<dyn Harness
     let one = lab.client().await?;
     let (two, chaos) = lab.troubled().await?;
     let lease = one.mutex(name).ttl(LONG).lock().await?;
-    // The store answers the heartbeat with "in line", and then hands the name over; the answer
+    // The store answers the heartbeat with "in line", and then hands the name over. The answer
     // arrives after the grant, and says nothing about it.
     chaos.next(Verb::Renew, Trouble::HangAfter, 1);
     let mut waiter = Waiter::queue(&one, name, two.claim(name).ttl(LONG), 0).await?;
@@ -116,7 +116,7 @@ async fn late_answer_to_a_heartbeat_does_not_lose_the_lease(lab: Arc<dyn Harness
     lease.release().await?;
     let lease = waiter.granted().await?;
     chaos.heal();
-    // A renewal goes out only once the answer before it was read.
+    // A client sends a renewal only after it has read the answer before it.
     soon("the extension", lease.extend(LONG)).await??;
     assert_eq!(lease.state(), LeaseState::Held);
     assert_eq!(lease.release().await?, Released::Released);
@@ -199,7 +199,7 @@ async fn expiry_of_the_holder_grants_the_first_in_line(lab: Arc<dyn Harness>) ->
     let name = "order:expiry";
     let [one, two, three] = lab.clients().await?;
     let engine = lab.engine().await?;
-    let dead = claim(name, Mode::Exclusive, lab.steady())?;
+    let dead = claim(name, Mode::Exclusive, lab.steady() * 2)?;
     engine.claim(&dead).await?;
     let mut first = Waiter::queue(&one, name, two.claim(name).ttl(LONG), 0).await?;
     let second = Waiter::queue(&one, name, three.claim(name).ttl(LONG), 1).await?;

@@ -9,6 +9,7 @@ use leasehold::{LeaseState, LostCause, Released};
 
 use super::harness::{Harness, LONG};
 use super::support::{Outcome, Waiter, line, soon, until};
+use crate::scheduling::SchedulerDelay;
 
 super::cases! {
     transient_renewal_failures_keep_the_lease,
@@ -77,7 +78,7 @@ async fn cut_off_holder_is_lost_before_the_next_grant(lab: Arc<dyn Harness>) -> 
     let name = "partition:cut";
     let (one, chaos) = lab.troubled().await?;
     let two = lab.client().await?;
-    let lease = one.mutex(name).ttl(lab.steady()).lock().await?;
+    let lease = one.mutex(name).ttl(lab.steady() * 2).lock().await?;
     for verb in [Verb::Claim, Verb::Wait, Verb::Renew, Verb::Release] {
         chaos.next(verb, Trouble::Refuse, u32::MAX);
     }
@@ -99,10 +100,13 @@ async fn silent_store_loses_the_lease_in_time(lab: Arc<dyn Harness>) -> Outcome 
     chaos.next(Verb::Renew, Trouble::Hang, u32::MAX);
     // Long enough that giving up on one renewal takes much longer than waking a thread.
     let ttl = lab.ttl_floor().max(Duration::from_secs(4));
+    let delay = SchedulerDelay::watch();
     let lease = client.mutex("partition:silent").ttl(ttl).lock().await?;
     assert_eq!(soon("the loss", lease.lost()).await?, LostCause::Unreachable);
     let late = SystemClock.now().since(lease.safe_until());
-    assert!(late < Duration::from_millis(250), "the holder was told {late:?} too late");
+    // The keeper's thread wakes, then the thread that waits for the loss.
+    let bound = delay.bound(Duration::from_millis(250), 2);
+    assert!(late < bound, "the holder learnt {late:?} too late, more than {bound:?}");
     chaos.heal();
     Ok(())
 }
@@ -129,22 +133,22 @@ async fn state_is_never_held_after_safe_until(lab: Arc<dyn Harness>) -> Outcome 
 }
 
 async fn extension_during_a_renewal_keeps_the_lease(lab: Arc<dyn Harness>) -> Outcome {
-    let name = "partition:extension";
+    let (name, long) = ("partition:extension", lab.long().await?);
     let (client, chaos) = lab.troubled().await?;
     chaos.next(Verb::Renew, Trouble::HangAfter, 1);
     let lease = Arc::new(client.mutex(name).ttl(lab.steady()).lock().await?);
     soon("a renewal under way", chaos.hanging(1)).await?;
     let extended = tokio::spawn({
         let lease = Arc::clone(&lease);
-        async move { lease.extend(LONG).await }
+        async move { lease.extend(long).await }
     });
-    // The extension is under way once the lease has its new ttl.
-    until("the new ttl", async || Ok(lease.handle().ttl() == LONG)).await?;
+    // The extension is in flight once the lease has its new ttl.
+    until("the new ttl", async || Ok(lease.handle().ttl() == long)).await?;
     chaos.heal();
     soon("the extension", extended).await???;
     assert_eq!(lease.state(), LeaseState::Held);
-    assert!(lease.time_left() > LONG / 2);
-    assert!(line(&client, name).await?.held[0].remaining > LONG / 2);
+    assert!(lease.time_left() > long / 2);
+    assert!(line(&client, name).await?.held[0].remaining > long / 2);
     Ok(())
 }
 

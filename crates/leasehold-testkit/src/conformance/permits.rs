@@ -1,4 +1,4 @@
-//! Permits out of a limit: never more than there are, and all who ask agree on how many.
+//! Permits out of a limit: never more than there are, and all callers agree on the limit.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};

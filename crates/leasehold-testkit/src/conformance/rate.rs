@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use leasehold::error::Invalid;
+use leasehold::error::{Invalid, Kind};
 use leasehold::{Error, Unit};
 
 use super::harness::{Harness, LONG};
@@ -48,7 +48,7 @@ async fn rate_is_kept_in_every_window(lab: Arc<dyn Harness>) -> Outcome {
             after.push(answered);
         }
     }
-    // The n-th grant was after the n-th question and before the n-th answer, whoever asked.
+    // Over all clients, the n-th grant was after the n-th question and before the n-th answer.
     before.sort_unstable();
     after.sort_unstable();
     for (asked, answered) in before.iter().zip(&after[UNITS..]) {
@@ -67,7 +67,7 @@ async fn waiting_units_are_granted_when_they_are_due(lab: Arc<dyn Harness>) -> O
     for _ in 0..5 {
         soon("a unit", limiter.acquire()).await??;
     }
-    // Two at once, two more a period later, and the fifth after another one.
+    // Two units at once, two more a period later, and the fifth after another period.
     let took = begun.elapsed();
     assert!(took >= period * 2, "five units in {took:?}, two in {period:?}");
     Ok(())
@@ -82,7 +82,7 @@ async fn refused_unit_says_when_the_next_is_due(lab: Arc<dyn Harness>) -> Outcom
     let Unit::DueIn(wait) = limiter.try_acquire().await? else {
         panic!("there was one");
     };
-    // A store that counts in seconds may say a little more.
+    // A store that counts in seconds may answer a little more.
     assert!(wait <= period + Duration::from_secs(2), "{wait:?} of {period:?}");
     soon("the unit when it is due", limiter.acquire()).await??;
     Ok(())
@@ -90,7 +90,7 @@ async fn refused_unit_says_when_the_next_is_due(lab: Arc<dyn Harness>) -> Outcom
 
 async fn giving_up_uses_no_unit(lab: Arc<dyn Harness>) -> Outcome {
     let name = "rate:gives-up";
-    let period = lab.steady();
+    let period = lab.steady() * 2;
     let [one, two] = lab.clients().await?;
     let limiter = two.rate_limiter(name, 1, period);
     assert_eq!(one.rate_limiter(name, 1, period).try_acquire().await?, Unit::Taken);
@@ -103,7 +103,7 @@ async fn giving_up_uses_no_unit(lab: Arc<dyn Harness>) -> Outcome {
     until_waiting(&one, name, 1).await?;
     waiting.abort();
     until_waiting(&one, name, 0).await?;
-    // It is gone with its own period, and nobody has taken another.
+    // The unit is gone with its own period, and no other client has taken one.
     until_free(&one, name).await?;
     assert_eq!(limiter.try_acquire().await?, Unit::Taken);
     Ok(())
@@ -132,7 +132,11 @@ async fn other_rate_is_refused(lab: Arc<dyn Harness>) -> Outcome {
     let client = lab.client().await?;
     assert_eq!(client.rate_limiter(name, 2, lab.steady()).try_acquire().await?, Unit::Taken);
     let asked = client.rate_limiter(name, 3, lab.steady()).try_acquire().await;
-    assert!(matches!(asked, Err(Error::Mismatch { .. })), "{asked:?}");
+    let kinds = match &asked {
+        Err(Error::Mismatch { in_force, asked, .. }) => Some((*in_force, *asked)),
+        _ => None,
+    };
+    assert_eq!(kinds, Some((Kind::Rate { of: 2 }, Kind::Rate { of: 3 })), "{asked:?}");
     Ok(())
 }
 

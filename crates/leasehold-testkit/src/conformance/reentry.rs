@@ -1,4 +1,4 @@
-//! Entering again: only if asked, counted, and only for the client that holds.
+//! Entering again: only on request, counted, and only for the client that holds.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Giving back: what release says, who may, and that dropping and closing do it too.
+//! Giving back: the result of a release, who may do it, and that drop and close do it too.
 
 use std::sync::Arc;
 

@@ -169,7 +169,7 @@ async fn permits_that_cannot_be_are_refused_before_anything_is_sent(
         );
     }
     assert!(client.show(name).await?.is_none(), "nobody is in line");
-    // The same name as a lock and as a semaphore at once: whoever came first decides.
+    // The same name as a lock and as a semaphore at once: the first to come decides.
     let lock = client.mutex(name).ttl(LONG).lock().await?;
     let refused = client.semaphore(name, 3).acquire().await;
     assert!(matches!(refused, Err(Error::Mismatch { .. })), "{refused:?}");

@@ -74,7 +74,7 @@ async fn reader_behind_a_writer_that_followed_a_reader_waits(lab: Arc<dyn Harnes
     let mut late = Waiter::queue(&one, name, reader(&three, name), 1).await?;
     read.release().await?;
     let write = writer.granted().await?;
-    // Whoever leaves makes the store look again at who holds.
+    // Each claim that leaves makes the store check again which claims hold.
     let leaves = Waiter::queue(&one, name, one.claim(name).ttl(LONG), 1).await?;
     drop(leaves);
     until("it has left", async || {
@@ -93,7 +93,7 @@ async fn writer_is_granted_after_the_readers_before_it(lab: Arc<dyn Harness>) ->
     let [one, two, three] = lab.clients().await?;
     let before = [reader(&one, name).acquire().await?, reader(&two, name).acquire().await?];
     let mut writer = Waiter::queue(&one, name, three.claim(name).ttl(LONG), 0).await?;
-    // Readers that come without end, each before the last has gone.
+    // Readers come without end, each before the last one has gone.
     let mut stream = Vec::new();
     for index in 0..5 {
         stream.push(Waiter::queue(&one, name, reader(&one, name), index + 1).await?);

@@ -1,6 +1,7 @@
-//! Clients whose clocks are slower than the store's: what the margin covers, and what is beyond it.
+//! Clients whose clocks are slower than the store's: cases that the margin covers, and one beyond
+//! it.
 //!
-//! The holder's renewals do not get through, so only its clock tells it when to stop.
+//! The holder's renewals do not reach the store, so only its own clock makes it stop.
 
 use std::sync::Arc;
 
@@ -17,8 +18,8 @@ super::cases! {
     f43_clock_that_stands_still_overlaps_and_fences_tell_who_is_later: ttl_per_claim,
 }
 
-/// A lease ends for its holder one part in a hundred, and two milliseconds, before it does in the
-/// store: this much slower a clock may be.
+/// A clock may be this much slower. A lease ends for its holder one part in a hundred, and two
+/// milliseconds, before it ends in the store.
 const SLOW_PER_MILLE: u64 = 9;
 
 /// The machine's clock, but slow.
@@ -32,7 +33,7 @@ impl SlowClock {
         Self { begun: SystemClock.now() }
     }
 
-    /// When the machine's clock shows what this one shows at `at`, or a little later.
+    /// The time on the machine's clock when this one shows `at`, or a little later.
     fn truly(&self, at: Moment) -> Moment {
         let nanos = u128::from(at.as_nanos().saturating_sub(self.begun.as_nanos()));
         let nanos = nanos * 1_000 / u128::from(1_000 - SLOW_PER_MILLE) + 1;
@@ -75,8 +76,8 @@ async fn f43_clock_that_is_slow_within_the_margin_loses_before_the_next_grant(
     Ok(())
 }
 
-/// The slowest clock there is. Here two do hold at once, for as long as the clock stands, and only
-/// a resource that checks fences is protected.
+/// The slowest possible clock. Here two clients do hold at once, for as long as the clock stands.
+/// Only a resource that checks fences is protected.
 async fn f43_clock_that_stands_still_overlaps_and_fences_tell_who_is_later(
     lab: Arc<dyn Harness>,
 ) -> Outcome {

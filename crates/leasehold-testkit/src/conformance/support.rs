@@ -1,4 +1,4 @@
-//! What cases are written with: failures that know their place, waiting for facts, and waiters.
+//! Tools of the cases: failures that know their place, waiting for facts, and waiters.
 
 use std::fmt;
 use std::panic::Location;
@@ -6,21 +6,23 @@ use std::time::Duration;
 
 use leasehold::claim::{Claim, ClaimKey, Holder, Mode, Note, Renewal, Token};
 use leasehold::engine::LineView;
+use leasehold::scope::of_task;
 use leasehold::{Client, Lease, Name, Released, Request, Result};
 use tokio::task::JoinHandle;
 
 use super::harness::LONG;
 use crate::Worker;
+use crate::servers::set_failed;
 
 pub(super) use crate::waiting::EVENT_MAX;
 
 /// How long a case may take before it fails.
-pub(super) const CASE_MAX: Duration = Duration::from_secs(120);
+pub(super) const CASE_MAX: Duration = Duration::from_secs(360);
 
 /// How often a fact that has no event is looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(3);
 
-/// What a case comes to.
+/// The result of a case.
 pub type Outcome = std::result::Result<(), Failure>;
 
 /// Why a case failed, and where.
@@ -30,9 +32,10 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// A failure at the caller's place.
+    /// Makes a failure at the caller's place.
     #[track_caller]
     pub fn new(what: impl Into<String>) -> Self {
+        set_failed(true);
         Self { what: what.into(), at: Location::caller() }
     }
 }
@@ -40,6 +43,7 @@ impl Failure {
 impl<E: std::error::Error> From<E> for Failure {
     #[track_caller]
     fn from(error: E) -> Self {
+        set_failed(true);
         Self { what: error.to_string(), at: Location::caller() }
     }
 }
@@ -77,11 +81,23 @@ pub(super) async fn within<T>(
 
 /// Looks at a fact until it is true; fails when it does not become true.
 pub(super) async fn until(what: &str, fact: impl AsyncFn() -> Result<bool>) -> Outcome {
-    soon(what, async {
-        while !fact().await? {
-            tokio::time::sleep(LOOK_EVERY).await;
+    until_within(EVENT_MAX, what, fact).await
+}
+
+pub(super) async fn until_within(
+    limit: Duration,
+    what: &str,
+    fact: impl AsyncFn() -> Result<bool>,
+) -> Outcome {
+    within(limit, what, async {
+        loop {
+            match fact().await {
+                Ok(true) => return Ok(()),
+                // A store that was too busy to answer is asked again.
+                Err(error) if !error.is_transient() => return Err(error.into()),
+                Ok(false) | Err(_) => tokio::time::sleep(LOOK_EVERY).await,
+            }
         }
-        Ok(())
     })
     .await?
 }
@@ -95,7 +111,7 @@ pub(super) async fn until_waiting(client: &Client, name: &str, count: usize) -> 
     .await
 }
 
-/// Waits until nobody is in the line of `name`.
+/// Waits until no claim is in the line of `name`.
 pub(super) async fn until_free(client: &Client, name: &str) -> Outcome {
     until(&format!("`{name}` to be free"), async || Ok(client.show(name).await?.is_none())).await
 }
@@ -115,7 +131,12 @@ impl Waiter {
         Self(tokio::spawn(async move { request.acquire().await }))
     }
 
-    /// Begins to wait and returns when it is in line behind `before` others that wait.
+    /// Begins to wait as the task of this number.
+    pub(super) fn start_as(task: u64, request: Request) -> Self {
+        Self(tokio::spawn(of_task(task, async move { request.acquire().await })))
+    }
+
+    /// Begins to wait and returns when it is in line behind `before` other waiters.
     pub(super) async fn queue(
         client: &Client,
         name: &str,
@@ -138,7 +159,7 @@ impl Waiter {
         Ok(())
     }
 
-    /// What the wait ended with.
+    /// The result of the wait.
     pub(super) async fn ended(mut self) -> std::result::Result<Result<Lease>, Failure> {
         Ok(soon("the end of a wait", &mut self.0).await??)
     }
@@ -185,7 +206,7 @@ pub(super) async fn ended(worker: &mut Worker) -> Outcome {
     Ok(())
 }
 
-/// How the lease of a worker stands, by its own word.
+/// The state of a worker's lease, as the worker reports it.
 pub(super) async fn state(worker: &mut Worker) -> std::result::Result<String, Failure> {
     worker.send_line("state")?;
     Ok(worker.wait_for_line("state ", EVENT_MAX).await?)

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use leasehold::claim::{Mode, Standing};
+use leasehold::engine::Level;
 
+use super::Can;
 use super::harness::{Harness, LONG};
 use super::support::{Outcome, Waiter, claim, soon, until, until_free};
 
@@ -90,9 +92,11 @@ async fn examination_answers(lab: Arc<dyn Harness>) -> Outcome {
     let client = lab.client().await?;
     let findings = client.examine().await?;
     assert!(!findings.is_empty(), "an engine has something to say about its store");
+    let trial: Vec<_> = findings.iter().filter(|finding| finding.subject == "trial").collect();
+    assert!(matches!(trial[..], [one] if one.level == Level::Good), "{trial:?}");
     for finding in findings {
         assert!(!finding.subject.is_empty() && !finding.found.is_empty(), "{finding:?}");
-        let good = finding.level == leasehold::engine::Level::Good;
+        let good = finding.level == Level::Good;
         assert!(good || !finding.advice.is_empty(), "no advice for {finding:?}");
     }
     Ok(())
@@ -116,7 +120,7 @@ async fn installing_twice_is_harmless(lab: Arc<dyn Harness>) -> Outcome {
 async fn store_has_one_id_for_all_its_clients(lab: Arc<dyn Harness>) -> Outcome {
     let [one, two] = lab.clients().await?;
     assert_eq!(one.info().store_id, two.info().store_id);
-    assert_eq!(one.info().can, two.info().can);
+    assert_eq!(Can::of(one.info(), one.parts()), Can::of(two.info(), two.parts()));
     assert_ne!(one.holder(), two.holder());
     let other = leasehold::memory::Memory::new().client()?;
     assert_ne!(one.info().store_id, other.info().store_id);

@@ -1,4 +1,4 @@
-//! Watching: what happens to the claims of a name, told in the order it happens.
+//! Watching: the events of a name, reported in the order in which they happen.
 
 use std::sync::Arc;
 
@@ -95,7 +95,7 @@ async fn watch_tells_of_waiters_that_leave(lab: Arc<dyn Harness>) -> Outcome {
     assert!(two.mutex(name).try_lock().await?.is_none());
     let fence = lease.fence();
     lease.release().await?;
-    // A refused try is nobody's event.
+    // A refused try is no event.
     expect(&mut events, EventKind::Released, one.holder(), fence).await
 }
 

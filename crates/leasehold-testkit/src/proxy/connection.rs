@@ -1,6 +1,6 @@
 //! One connection through the proxy: both ways side by side, and the faults that end it.
 //!
-//! What happens to the bytes is left to `pump`.
+//! `pump` decides what happens to the bytes.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -16,7 +16,7 @@ use super::settings::{AfterLoss, Settings, Way};
 /// A target on this machine answers at once or not at all.
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
 
-/// What both ways of a connection share.
+/// The state that both ways of a connection share.
 #[derive(Debug)]
 pub(super) struct Connection {
     pub(super) shared: Arc<Shared>,
@@ -27,17 +27,17 @@ pub(super) struct Connection {
 
 #[derive(Debug)]
 pub(super) struct State {
-    /// When something last passed.
+    /// When the last byte passed.
     pub(super) active_at: Instant,
     pub(super) fate: Fate,
 }
 
-/// What becomes of the replies on a connection.
+/// The state of the replies on a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fate {
     Passes,
     LosesNext(AfterLoss),
-    /// One was lost, so that all later ones are too.
+    /// One reply was lost, so all later ones are lost too.
     Silent,
 }
 
@@ -46,7 +46,7 @@ pub(super) enum Fate {
 pub(super) enum End {
     /// Both sides have closed.
     Closed,
-    /// It broke, or was told to: the other side is told so too.
+    /// It broke, or the test asked for a reset: the proxy resets the other side too.
     Reset,
 }
 
@@ -83,7 +83,8 @@ async fn forward(connection: &Connection, client: &mut TcpStream, server: &mut T
     let both = async {
         match tokio::try_join!(requests.run(), replies.run()) {
             Ok(_) => End::Closed,
-            // The kernel says that one side broke the connection, or a lost reply breaks it here.
+            // The kernel reports that one side broke the connection, or a lost reply breaks it
+            // here.
             Err(_) => End::Reset,
         }
     };
@@ -94,7 +95,7 @@ async fn forward(connection: &Connection, client: &mut TcpStream, server: &mut T
     }
 }
 
-/// Connects to the target, once requests may pass; a partition lets no greeting through either.
+/// Connects to the target once requests may pass; a partition also holds the handshake.
 async fn connect(connection: &Connection) -> Option<TcpStream> {
     let mut settings = connection.shared.settings.subscribe();
     let target = wait(&mut settings, |settings| !settings.blocks(Way::ToServer)).await.target;
@@ -133,7 +134,7 @@ async fn wait(
     let found = settings.wait_for(wanted).await.map(|settings| settings.clone());
     match found {
         Ok(settings) => settings,
-        // The sender is in what the connection shares, so that this cannot happen while it lives.
+        // The connection's shared state owns the sender, so this cannot happen while it lives.
         Err(_) => std::future::pending().await,
     }
 }

@@ -1,8 +1,8 @@
 //! A TCP proxy that breaks connections in chosen ways while it runs.
 //!
 //! It listens on loopback and forwards to a target. It knows no protocol: faults are about bytes
-//! and connections. This file holds the controls and the listener; what happens to a connection
-//! is in `connection`, what happens to its bytes in `pump`.
+//! and connections. This file holds the controls and the listener. `connection` handles each
+//! connection, and `pump` its bytes.
 //!
 //! The proxy runs on the tokio runtime that started it. A test that blocks that runtime's only
 //! thread blocks the proxy too.
@@ -27,7 +27,7 @@ use connection::serve;
 pub use settings::{AfterLoss, Direction, Flow, Traffic};
 use settings::{Loss, Settings};
 
-/// Opening and closing the listener takes microseconds; more is a stuck runtime.
+/// Opening and closing the listener takes microseconds; a runtime that needs longer is stuck.
 const LISTEN_LIMIT: Duration = Duration::from_secs(10);
 
 /// A running proxy.
@@ -41,7 +41,7 @@ pub struct Proxy {
     port: Port,
 }
 
-/// What the controls, the listener and the connections share.
+/// The state that the controls, the listener and the connections share.
 #[derive(Debug)]
 struct Shared {
     settings: watch::Sender<Settings>,
@@ -75,7 +75,7 @@ impl Proxy {
         self.port.number()
     }
 
-    /// Takes back all faults; bytes that were held go on. The target stays.
+    /// Takes back all faults; held bytes go on. The target stays.
     ///
     /// # Cancel safety
     ///
@@ -87,10 +87,20 @@ impl Proxy {
 
     /// Holds the bytes of one or both directions, on present and new connections.
     ///
-    /// When this returns no byte passes any more. Held bytes are kept, as is the news that a side
-    /// has closed. A new connection reaches the target only when bytes to the server may.
+    /// When this returns no byte passes any more. The proxy keeps held bytes, and also holds the
+    /// end of a side that has closed. A new connection reaches the target only when bytes to the
+    /// server may.
     pub fn block(&self, direction: Direction) {
         self.change(|settings| settings.block(direction));
+    }
+
+    /// Holds all bytes to the server, on all connections, once `part` has passed on one of them.
+    ///
+    /// The part must arrive in one piece, which short requests do.
+    pub fn hold_behind(&self, part: impl Into<Vec<u8>>) {
+        let part = part.into();
+        assert!(!part.is_empty(), "every request has an empty part");
+        self.change(|settings| settings.last = Some(part));
     }
 
     /// Lets every byte of one or both directions arrive later by `delay`.
@@ -103,7 +113,7 @@ impl Proxy {
         self.change(|settings| settings.idle_max = Some(idle));
     }
 
-    /// Resets all present connections, on both sides; bytes that were held are lost.
+    /// Resets all present connections, on both sides; held bytes are lost.
     ///
     /// When this returns no byte passes on them any more.
     pub fn reset_all(&self) {
@@ -130,14 +140,13 @@ impl Proxy {
     /// Loses the reply to the next request: the server gets it, the client hears nothing.
     ///
     /// The request is the next piece of bytes that any client sends; the reply is the next piece
-    /// that comes back on that connection. Afterwards the connection is of no use, because a
-    /// stream cannot go on with a hole in it: see [`AfterLoss`].
+    /// that comes back on that connection. Afterwards the connection is of no use, because a stream
+    /// cannot go on with a gap in it: see [`AfterLoss`].
     pub fn lose_next_reply(&self, after: AfterLoss) {
         self.change(|settings| settings.loss = Some(Loss { request: Vec::new(), after }));
     }
 
-    /// Loses the reply to the next request that contains `part`, the name of a command for
-    /// instance.
+    /// Loses the reply to the next request that contains `part`, for example the name of a command.
     ///
     /// The part must arrive in one piece, which short requests do.
     pub fn lose_reply_to(&self, part: impl Into<Vec<u8>>, after: AfterLoss) {
@@ -162,7 +171,7 @@ impl Proxy {
         wanted: impl FnMut(&Traffic) -> bool,
     ) -> Result<Traffic> {
         let mut traffic = self.shared.traffic.subscribe();
-        // The sender is ours, so that the only failure is the limit.
+        // This proxy owns the sender, so that the only failure is the limit.
         let result = tokio::time::timeout(limit, traffic.wait_for(wanted)).await;
         match result {
             Ok(Ok(traffic)) => Ok(*traffic),
@@ -206,10 +215,15 @@ async fn listen(shared: Arc<Shared>, address: SocketAddr, listener: TcpListener)
     let mut listener = Some(listener);
     loop {
         if settings.borrow_and_update().refuses {
-            listener = None;
+            if let Some(listener) = listener.take() {
+                // A process that another thread starts has a copy of the listener until it runs its
+                // program. If the proxy closed only its own, clients could still connect to that
+                // copy.
+                let _ = rustix::net::shutdown(&listener, rustix::net::Shutdown::Both);
+            }
         } else if listener.is_none() {
-            // The port is reserved, so that this fails only for want of file descriptors; then
-            // whoever waits for the listener says so, and the next change tries again.
+            // The port is reserved, so this fails only for want of file descriptors. Then the
+            // caller that waits for the listener gets an error, and the next change tries again.
             listener = TcpListener::bind(address).await.ok();
         }
         shared.listening.send_replace(listener.is_some());
@@ -223,10 +237,10 @@ async fn listen(shared: Arc<Shared>, address: SocketAddr, listener: TcpListener)
     }
 }
 
-/// The next client; never without a listener.
+/// The next client; waits for ever without a listener.
 async fn accept(listener: Option<&TcpListener>) -> Option<TcpStream> {
     match listener {
-        // A client that left before it was accepted is an error here, and none of ours.
+        // A client that left before it was accepted is an error here, and no fault of the proxy.
         Some(listener) => listener.accept().await.ok().map(|(client, _)| client),
         None => std::future::pending().await,
     }

@@ -1,7 +1,7 @@
 //! One way through a connection: reads pieces, holds them, and passes them on when they may.
 //!
-//! Pieces are read even while they may not pass, so that a test can see that they arrived. The
-//! news that a side has closed is a piece without bytes, and is held like any other.
+//! The proxy reads pieces even while they may not pass, so that a test can see that they arrived. A
+//! side that closes sends a piece without bytes, which the proxy holds like any other.
 
 use std::collections::VecDeque;
 use std::io;
@@ -17,8 +17,8 @@ use super::settings::{AfterLoss, Settings, Way};
 /// Requests and replies of lock stores fit; longer ones come in several pieces.
 const PIECE_BYTES_MAX: usize = 16 * 1024;
 
-/// Pieces held for each way. When this many are held the sender is slowed down, as by a full
-/// network.
+/// Pieces held for each way. When this many are held the proxy slows the sender down, as a full
+/// network does.
 const PIECES_MAX: usize = 256;
 
 /// Bytes that arrived together.
@@ -93,15 +93,22 @@ impl<'a> Pump<'a> {
             self.to.shutdown().await?;
             return Ok(true);
         }
+        let mut last = None;
         match self.way {
-            Way::ToServer => self.claim_loss(&piece.bytes),
+            Way::ToServer => {
+                self.claim_loss(&piece.bytes);
+                last = self.settings.borrow().passes_before_hold(&piece.bytes);
+            }
             Way::ToClient if self.loses(piece.bytes.len())? => {
                 self.pieces.pop_front();
                 return Ok(false);
             }
             Way::ToClient => {}
         }
-        let written = self.write(&piece.bytes)?;
+        let written = self.write(&piece.bytes[..last.unwrap_or(piece.bytes.len())])?;
+        if last == Some(written) {
+            self.connection.shared.settings.send_modify(Settings::hold);
+        }
         if written == piece.bytes.len() {
             self.pieces.pop_front();
         } else if let Some(piece) = self.pieces.front_mut() {
@@ -110,11 +117,11 @@ impl<'a> Pump<'a> {
         Ok(false)
     }
 
-    /// Writes what the receiver takes now, unless a fault came in between.
+    /// Writes as much as the receiver takes now, if no fault came in between.
     fn write(&self, bytes: &[u8]) -> io::Result<usize> {
         let written = {
-            // The settings cannot change while they are borrowed: after a control has returned,
-            // no byte passes against it.
+            // The settings cannot change while they are borrowed: after a control has returned, no
+            // byte passes against it.
             let settings = self.settings.borrow();
             if settings.resets != self.connection.born {
                 return Err(io::ErrorKind::ConnectionReset.into());
@@ -136,7 +143,8 @@ impl<'a> Pump<'a> {
         Ok(written)
     }
 
-    /// Takes it upon this connection to lose its next reply, if this is the request it is about.
+    /// Makes this connection lose its next reply, if the test asked to lose the reply to this
+    /// request.
     fn claim_loss(&self, request: &[u8]) {
         let mut claimed = None;
         self.connection.shared.settings.send_if_modified(|settings| {
@@ -186,7 +194,7 @@ impl Drop for Pump<'_> {
 
 /// Waits until a piece that arrived at the given time may pass; forever when there is none.
 ///
-/// A change of the settings counts for pieces that are held already.
+/// A change of the settings also counts for pieces that are already held.
 async fn may_pass(
     way: Way,
     arrived_at: Option<Instant>,

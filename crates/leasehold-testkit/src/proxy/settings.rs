@@ -1,9 +1,9 @@
-//! What a proxy is told to do, and what it tells about the traffic. Pure data.
+//! The settings of a proxy, and its account of the traffic. Pure data.
 
 use std::net::SocketAddr;
 use std::time::Duration;
 
-/// Which bytes a fault is about.
+/// The bytes that a fault affects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Direction {
@@ -15,14 +15,14 @@ pub enum Direction {
     Both,
 }
 
-/// What becomes of a connection after its reply was lost.
+/// The state of a connection after its reply was lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AfterLoss {
-    /// It is reset, so that the client learns at once that something is wrong.
+    /// The proxy resets it, so that the client learns at once that something is wrong.
     Reset,
-    /// It stays open without a further byte for the client, which has to notice by time. Nothing
-    /// but a reset ends that, not even taking back all faults.
+    /// It stays open without a further byte for the client, which must notice by time. Only a reset
+    /// ends that; taking back all faults does not.
     Silence,
 }
 
@@ -55,7 +55,7 @@ pub struct Traffic {
     pub to_server: Flow,
     /// Bytes from the server.
     pub to_client: Flow,
-    /// Replies that were lost on request.
+    /// Replies that the proxy lost on request.
     pub replies_lost: u64,
 }
 
@@ -63,7 +63,7 @@ pub struct Traffic {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Flow {
-    /// Bytes that went on.
+    /// Bytes that the proxy has passed on.
     pub forwarded: u64,
     /// Bytes that are in the proxy now.
     pub held: u64,
@@ -95,20 +95,22 @@ impl Loss {
     }
 }
 
-/// All that can be changed while the proxy runs.
+/// All settings that can change while the proxy runs.
 #[derive(Clone, Debug)]
 pub(super) struct Settings {
     pub(super) target: SocketAddr,
     pub(super) refuses: bool,
     pub(super) idle_max: Option<Duration>,
     pub(super) loss: Option<Loss>,
+    /// The last bytes to the server that pass before the proxy holds all others.
+    pub(super) last: Option<Vec<u8>>,
     /// How often all connections were reset; a connection older than the last reset must end.
     pub(super) resets: u64,
     to_server: Fault,
     to_client: Fault,
 }
 
-/// What is done to the bytes of one way.
+/// The faults that affect the bytes of one way.
 #[derive(Clone, Copy, Debug, Default)]
 struct Fault {
     blocked: bool,
@@ -118,8 +120,16 @@ struct Fault {
 impl Settings {
     pub(super) fn passing(target: SocketAddr) -> Settings {
         let (to_server, to_client) = (Fault::default(), Fault::default());
-        let (refuses, idle_max, loss, resets) = (false, None, None, 0);
-        Settings { target, refuses, idle_max, loss, resets, to_server, to_client }
+        Settings {
+            target,
+            refuses: false,
+            idle_max: None,
+            loss: None,
+            last: None,
+            resets: 0,
+            to_server,
+            to_client,
+        }
     }
 
     pub(super) fn pass(&mut self) {
@@ -132,6 +142,19 @@ impl Settings {
 
     pub(super) fn delay(&mut self, direction: Direction, delay: Duration) {
         self.change(direction, |fault| fault.delay = delay);
+    }
+
+    /// How many of these bytes to the server may pass before the proxy holds all others.
+    pub(super) fn passes_before_hold(&self, bytes: &[u8]) -> Option<usize> {
+        let last = self.last.as_deref()?;
+        let at = bytes.windows(last.len()).position(|window| window == last)?;
+        Some(at + last.len())
+    }
+
+    /// Holds the bytes to the server from here on.
+    pub(super) fn hold(&mut self) {
+        self.last = None;
+        self.block(Direction::ToServer);
     }
 
     pub(super) fn blocks(&self, way: Way) -> bool {

@@ -163,6 +163,18 @@ async fn reset_ends_present_connections_and_not_later_ones() {
 }
 
 #[tokio::test]
+async fn bytes_behind_a_part_are_held_until_all_pass_again() {
+    let (_echo, proxy, mut client) = set_up().await;
+    proxy.hold_behind("ab");
+    client.write_all(b"abc").await.unwrap();
+    assert_eq!(read_exactly(&mut client, 3).await.unwrap(), ">ab");
+    let held = proxy.wait_for("the rest", LIMIT, |traffic| traffic.to_server.held == 1).await;
+    assert_eq!(held.unwrap().to_server.forwarded, 2);
+    proxy.pass().await.unwrap();
+    assert_eq!(read_exactly(&mut client, 2).await.unwrap(), ">c");
+}
+
+#[tokio::test]
 async fn refused_connections_are_refused_until_accepted_again() {
     let (_echo, proxy, mut present) = set_up().await;
     assert_eq!(ask(&mut present, "a").await, ">a");

@@ -1,6 +1,6 @@
 //! etcd: options, one server, and a cluster of three.
 //!
-//! How a member is cut off from the others is left to `split`.
+//! `split` cuts a member off from the others.
 
 use std::ffi::OsString;
 use std::net::SocketAddr;
@@ -26,7 +26,7 @@ const CLUSTER: usize = 3;
 
 /// Starts etcd servers; the methods set options.
 ///
-/// It does not wait for the disk unless [`fsync`](Etcd::fsync) says so; data survives a kill of
+/// It does not wait for the disk by default; see [`fsync`](Etcd::fsync). Data survives a kill of
 /// the server either way.
 #[derive(Clone, Debug, Default)]
 pub struct Etcd {
@@ -48,19 +48,19 @@ impl Etcd {
         self
     }
 
-    /// Speaks only TLS with clients; members go on talking in the clear among themselves.
+    /// Speaks only TLS with clients; members still talk in the clear among themselves.
     pub fn tls(mut self, certificates: &Certificates) -> Etcd {
         self.tls = Some(Tls { certificates: certificates.clone(), mutual: false });
         self
     }
 
-    /// [`tls`](Etcd::tls), and turns clients away that show no certificate of the authority.
+    /// [`tls`](Etcd::tls), and turns away clients that show no certificate of the authority.
     pub fn mutual_tls(mut self, certificates: &Certificates) -> Etcd {
         self.tls = Some(Tls { certificates: certificates.clone(), mutual: true });
         self
     }
 
-    /// Adds a word to the command line; a flag given again counts over the harness's own.
+    /// Adds a word to the command line; a repeated flag overrides the harness's own.
     pub fn argument(mut self, word: impl Into<OsString>) -> Etcd {
         self.arguments.push(word.into());
         self
@@ -124,7 +124,7 @@ impl Etcd {
         let folder = Folder::new()?;
         let mut environment = self.environment.clone();
         if cfg!(target_arch = "aarch64") {
-            // etcd 3.4 refuses to run on this architecture unless told to.
+            // etcd 3.4 refuses to run on this architecture by default.
             environment.push(("ETCD_UNSUPPORTED_ARCH".into(), "arm64".into()));
         }
         if let Some(gate) = place.gate {
@@ -174,7 +174,7 @@ impl Etcd {
         }
         if let Some(tls) = &self.tls {
             let files = tls.certificates.copy_to(folder.path(), None)?;
-            // Tells its health there without TLS.
+            // Reports its health there without TLS.
             set("listen-metrics-urls", &format!("http://{}", metrics.address()));
             set("cert-file", &files.certificate.to_string_lossy());
             set("key-file", &files.key.to_string_lossy());
@@ -188,12 +188,12 @@ impl Etcd {
     }
 }
 
-/// Where a member is, and how the others and it find each other.
+/// Where a member is, and how it and the others find each other.
 #[derive(Debug)]
 pub(super) struct Place {
     /// For clients, for members, for metrics.
     ports: [Port; 3],
-    /// What the others know it by.
+    /// The url by which the others know it.
     pub(super) peer_url: String,
     /// The SOCKS proxy through which it reaches the others; `None` if it dials them itself.
     pub(super) gate: Option<SocketAddr>,

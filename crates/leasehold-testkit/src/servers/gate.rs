@@ -1,7 +1,7 @@
 //! The way out of one member of a cluster: a SOCKS proxy that only this member uses.
 //!
-//! So who dials is known, which an address that others share does not tell. Where each address
-//! leads is a table; what becomes of the bytes on the way is left to the proxies it leads to.
+//! So each connection shows which member dials; an address that others share does not. A table says
+//! where each address leads. The proxies at those addresses handle the bytes.
 
 use std::collections::HashMap;
 use std::io;
@@ -17,14 +17,14 @@ use crate::ports::Port;
 
 /// The version of the protocol.
 const SOCKS: u8 = 5;
-/// To be sure of who one is is not asked for.
+/// The gate asks for no login.
 const NO_LOGIN: u8 = 0;
 const CONNECT: u8 = 1;
 const IPV4: u8 = 1;
 const GRANTED: u8 = 0;
 const UNREACHABLE: u8 = 4;
 
-/// Where the addresses that a member knows lead.
+/// Where each address that a member knows leads.
 pub(super) type Table = HashMap<SocketAddrV4, SocketAddr>;
 
 /// A running gate. Dropping it closes it, and every connection through it.
@@ -36,10 +36,10 @@ pub(super) struct Gate {
 
 impl Gate {
     pub(super) async fn open(table: Table) -> Result<Gate> {
-        let port = Port::reserve()?;
-        let address = port.address();
-        let listener = TcpListener::bind(address).await;
-        let listener = listener.doing(|| format!("listen on {address}"))?;
+        let (port, listener) = Port::listen()?;
+        let doing = || format!("listen on {}", port.address());
+        listener.set_nonblocking(true).doing(doing)?;
+        let listener = TcpListener::from_std(listener).doing(doing)?;
         let task = tokio::spawn(listen(listener, Arc::new(table)));
         Ok(Gate { port, listener: task.abort_handle() })
     }
@@ -60,7 +60,7 @@ async fn listen(listener: TcpListener, table: Arc<Table>) {
     let mut connections = JoinSet::new();
     loop {
         tokio::select! {
-            // A member that left before it was accepted is an error here, and none of ours.
+            // A member that left before it was accepted is an error here, and no fault of the gate.
             accepted = listener.accept() => if let Ok((member, _)) = accepted {
                 let table = Arc::clone(&table);
                 connections.spawn(async move { serve(member, &table).await });
@@ -70,7 +70,8 @@ async fn listen(listener: TcpListener, table: Arc<Table>) {
     }
 }
 
-/// Leads one connection to where it wants; an error ends it, which the member sees.
+/// Connects one member to the address it wants; an error ends the connection, which the member
+/// sees.
 async fn serve(mut member: TcpStream, table: &Table) -> io::Result<()> {
     let to = greet(&mut member).await?;
     let way = match table.get(&to) {
@@ -78,7 +79,7 @@ async fn serve(mut member: TcpStream, table: &Table) -> io::Result<()> {
         None => Err(io::ErrorKind::NotFound.into()),
     };
     let said = if way.is_ok() { GRANTED } else { UNREACHABLE };
-    // The address it is called from is of no interest.
+    // The address from which the gate dials does not matter.
     member.write_all(&[SOCKS, said, 0, IPV4, 0, 0, 0, 0, 0, 0]).await?;
     let mut way = way?;
     // The gate must not add delays of its own.

@@ -1,6 +1,6 @@
 //! Several servers that work together, as one thing to start and to drop.
 //!
-//! How they find each other is left to the engines' modules.
+//! The engines' modules make them find each other.
 
 use std::fmt;
 
@@ -27,8 +27,14 @@ impl Group {
         Group { url: format!("{start}{}", addresses(&servers)), servers }
     }
 
-    /// The address of all members, in the form of leasehold's `--url`, with the password when
-    /// there is one.
+    /// Marks these servers as shared by several tests; see [`Server::shared`].
+    pub fn shared(self) -> Group {
+        let Group { url, servers } = self;
+        Group { url, servers: servers.into_iter().map(Server::shared).collect() }
+    }
+
+    /// The address of all members, in the form of leasehold's `--url`, with the password when there
+    /// is one.
     pub fn url(&self) -> &str {
         &self.url
     }
@@ -38,15 +44,18 @@ impl Group {
         &self.servers
     }
 
+    /// Ends all members with `SIGKILL`.
+    pub fn kill(&self) -> Result<()> {
+        self.servers.iter().try_for_each(Server::kill)
+    }
+
     /// Kills all members, then starts all again on the same ports with the same data.
     ///
     /// # Cancel safety
     ///
     /// Members that were started keep running when the caller stops waiting.
     pub async fn restart(&self) -> Result<()> {
-        for server in &self.servers {
-            server.kill()?;
-        }
+        self.kill()?;
         for server in &self.servers {
             server.launch()?;
         }
@@ -54,6 +63,13 @@ impl Group {
             server.wait_ready().await?;
         }
         Ok(())
+    }
+}
+
+/// A group of one.
+impl From<Server> for Group {
+    fn from(server: Server) -> Group {
+        Group { url: server.url().to_owned(), servers: vec![server] }
     }
 }
 
@@ -67,6 +83,13 @@ pub struct SentinelGroup {
 }
 
 impl SentinelGroup {
+    /// Marks these servers as shared by several tests; see [`Server::shared`].
+    pub fn shared(self) -> SentinelGroup {
+        let shared = |servers: Vec<Server>| servers.into_iter().map(Server::shared).collect();
+        let SentinelGroup { url, data, sentinels } = self;
+        SentinelGroup { url, data: shared(data), sentinels: shared(sentinels) }
+    }
+
     /// `data` is the first master, then the replicas; `start` is the scheme and the login.
     pub(super) fn new(start: &str, data: Vec<Server>, sentinels: Vec<Server>) -> SentinelGroup {
         let url = format!("{start}{}/{SENTINEL_SERVICE}", addresses(&sentinels));
@@ -75,7 +98,7 @@ impl SentinelGroup {
 
     /// The address of the sentinels and the service, in the form of leasehold's `--url`.
     ///
-    /// The password in it, when there is one, is that of the data; the sentinels' own is not.
+    /// It holds the password of the data, when there is one; the sentinels' own is not in it.
     pub fn url(&self) -> &str {
         &self.url
     }
@@ -95,7 +118,7 @@ impl SentinelGroup {
         &self.sentinels
     }
 
-    /// The master that the first sentinel to answer knows of.
+    /// The current master, as the first sentinel to answer knows it.
     pub fn current_master(&self) -> Result<&Server> {
         let port = master_port(&self.sentinels)?;
         self.data.iter().find(|server| server.port() == port).ok_or_else(|| Error::Refused {

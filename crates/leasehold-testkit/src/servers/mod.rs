@@ -5,7 +5,7 @@
 //! Every start exists twice: `start` for async tests, `start_blocking` for the rest.
 //!
 //! Servers listen on 127.0.0.1 only, on ports of their own, and write to folders of their own. A
-//! server that ends before it is ready, as it does when its port was taken, is tried again on
+//! server that ends before it is ready, for example because its port was taken, is started again on
 //! other ports.
 
 mod etcd;
@@ -29,19 +29,19 @@ pub use group::{Group, SENTINEL_SERVICE, SentinelGroup};
 pub use pgbouncer::Pgbouncer;
 pub use postgres::Postgres;
 pub use redis::{Redis, UNIX_SOCKET};
-pub use server::Server;
+pub use server::{Server, set_failed, show_shared_logs};
 pub use split::SplitCluster;
-pub use znodes::{Znode, litter, znodes};
+pub use znodes::{Znode, litter, make_znode, znodes};
 pub use zookeeper::Zookeeper;
 
 use crate::error::{Error, Result};
 use crate::process::POLL;
 
 /// How long a server or group may take to become ready; a busy machine needs a few seconds.
-pub const READY_LIMIT: Duration = Duration::from_secs(30);
+pub const READY_LIMIT: Duration = Duration::from_secs(120);
 
-/// How often a start is tried when the server ends early. A taken port is rare, so a third early
-/// end in a row has another cause, and its log should be seen.
+/// How often a start is tried when the server ends early. A taken port is rare. So a third early
+/// end in a row has another cause, and the test should show its log.
 const START_ATTEMPTS_MAX: usize = 3;
 
 /// Starts a server or group, again on other ports when it ends early.
@@ -55,7 +55,7 @@ fn with_retries<T>(start: impl Fn() -> Result<T>) -> Result<T> {
     }
 }
 
-/// Waits until a group as a whole is ready; `check` says what is missing.
+/// Waits until a group as a whole is ready; `check` names what is missing.
 fn wait_for_group(
     name: &str,
     servers: &[&Server],

@@ -1,5 +1,5 @@
-//! PgBouncer: a proxy before a PostgreSQL server that lends connections, for one transaction each
-//! or for as long as a client is connected.
+//! PgBouncer: a proxy before a PostgreSQL server. It lends a connection for each transaction, or
+//! for as long as a client is connected.
 //!
 //! It refuses to run as root, so root starts it as the user `postgres`.
 
@@ -20,8 +20,8 @@ use crate::programs::{self, User};
 /// The Debian package that has the proxy.
 const PACKAGE: &str = "pgbouncer";
 
-/// Starts a PgBouncer before a server without a password, in transaction mode unless
-/// [`pool_sessions`](Pgbouncer::pool_sessions) says otherwise.
+/// Starts a PgBouncer before a server without a password. Transaction mode is the default;
+/// [`pool_sessions`](Pgbouncer::pool_sessions) changes it.
 #[derive(Clone, Debug)]
 pub struct Pgbouncer {
     server_port: u16,
@@ -41,7 +41,7 @@ impl Pgbouncer {
         }
     }
 
-    /// How many connections to the server there are at most.
+    /// The most connections to the server.
     pub fn pool_size(mut self, connections: u32) -> Pgbouncer {
         self.pool_size = connections;
         self

@@ -30,17 +30,17 @@ const PACKAGE: &str = "postgresql";
 /// The first user, who may do everything; also the name of the first database.
 const SUPERUSER: &str = "postgres";
 
-/// A server on this machine lets in at once; a stopped one never.
+/// A server on this machine lets clients in at once; a stopped one never does.
 const ANSWER_LIMIT_S: &str = "2";
 
-/// `initdb` takes half a second; this is for a machine with a lot else to do.
+/// `initdb` takes half a second; the rest is for a busy machine.
 const INITDB_LIMIT: Duration = Duration::from_secs(60);
 
 /// Starts a PostgreSQL server; the methods set options.
 ///
-/// Its user and database are `postgres`, without a password. It does not wait for the disk unless
-/// [`fsync`](Postgres::fsync) says so; data survives a kill of the server either way, because the
-/// operating system goes on.
+/// Its user and database are `postgres`, without a password. It does not wait for the disk by
+/// default; see [`fsync`](Postgres::fsync). Data survives a kill of the server either way, because
+/// the operating system goes on.
 #[derive(Clone, Debug, Default)]
 pub struct Postgres {
     fsync: bool,
@@ -62,7 +62,7 @@ impl Postgres {
         self
     }
 
-    /// Asks clients for a password, by `scram-sha-256`; this is that of the user `postgres`.
+    /// Asks clients for a password, by `scram-sha-256`; this one is for the user `postgres`.
     pub fn password(mut self, password: &str) -> Postgres {
         let (user, password) = (SUPERUSER.to_owned(), password.to_owned());
         self.password = Some(Login { user, password });
@@ -75,13 +75,13 @@ impl Postgres {
         self
     }
 
-    /// [`tls`](Postgres::tls), and turns clients away that show no certificate of the authority.
+    /// [`tls`](Postgres::tls), and turns away clients that show no certificate of the authority.
     pub fn mutual_tls(mut self, certificates: &Certificates) -> Postgres {
         self.tls = Some(Tls { certificates: certificates.clone(), mutual: true });
         self
     }
 
-    /// Sets a server setting, `max_connections` for instance, over the harness's own.
+    /// Sets a server setting, for example `max_connections`, over the harness's own.
     pub fn setting(mut self, name: &str, value: &str) -> Postgres {
         self.settings.push((name.to_owned(), value.to_owned()));
         self
@@ -120,7 +120,7 @@ impl Postgres {
         let data = folder.path().join(POSTGRES_DATA);
         make_data_folder(folder.path(), &data, user)?;
         init_database(&data, user, self.password.as_ref())?;
-        // Over the initial rules, whose owner the file keeps.
+        // Replaces the initial rules; the file keeps its owner.
         let rules = data.join("pg_hba.conf");
         fs::write(&rules, self.rules()).doing(|| format!("write {}", rules.display()))?;
         let login = match &self.password {
@@ -142,8 +142,8 @@ impl Postgres {
         })
     }
 
-    /// Who may come in. The harness and tests look in over the socket file, as the one user who
-    /// may pass into the data folder.
+    /// The rules for logins. The harness and tests log in over the socket file, as the one user
+    /// that may enter the data folder.
     fn rules(&self) -> String {
         let way = if self.tls.is_some() { "hostssl" } else { "host" };
         let method = if self.password.is_some() { "scram-sha-256" } else { "trust" };
@@ -183,10 +183,10 @@ impl Postgres {
 }
 
 impl Server {
-    /// Gives a PostgreSQL server statements, with `psql` over its socket file as its superuser.
+    /// Runs statements on a PostgreSQL server, with `psql` over its socket file as its superuser.
     ///
-    /// For faults (`pg_terminate_backend`), roles, and for looking at what is stored. Rows come
-    /// back one a line, with `|` between the columns.
+    /// It is for faults (`pg_terminate_backend`), for roles, and for reading what is stored. Rows
+    /// come back one in each line, with `|` between the columns.
     pub fn sql(&self, statements: &str) -> Result<String> {
         let doing = || "run `psql`".to_owned();
         let mut command = Command::new(programs::find("psql", "postgresql-client")?);

@@ -1,7 +1,7 @@
-//! The ready checks: what each server is asked, in its own protocol, and what it must answer.
+//! The ready checks: the question to each server, in its own protocol, and the wanted answer.
 //!
-//! Each check is one connection with one question. Asking again is left to `server`. No check
-//! speaks TLS: a server that wants it from clients is asked on another way in.
+//! Each check is one connection with one question. `server` asks again. No check speaks TLS: a
+//! server that wants TLS from clients answers the check on another port or socket.
 
 use std::fmt;
 use std::io::{self, Read, Write};
@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use super::resp;
 
-/// A server on this machine answers in milliseconds; a stopped one never.
+/// A server on this machine answers in milliseconds; a stopped one never does.
 const ANSWER_LIMIT: Duration = Duration::from_secs(2);
 
 /// The answers are a few hundred bytes; more is a broken stream.
@@ -23,10 +23,9 @@ const ANSWER_BYTES_MAX: u64 = 1 << 16;
 pub(super) enum Probe {
     /// `PING` must give `PONG`, over the socket file where there is one.
     Redis { login: Option<Login>, socket: Option<PathBuf> },
-    /// A client that says hello must be let in, be asked for a password, or be turned away by the
-    /// server's rules.
+    /// The server must let a client in, ask it for a password, or turn it away by its rules.
     Postgres,
-    /// `srvr` must name the server's mode, which it has only as part of a quorum.
+    /// `srvr` must name the server's mode, which a server has only as part of a quorum.
     Zookeeper { plain: Option<SocketAddr> },
     /// `GET /health` must say healthy, which needs a leader.
     Etcd { plain: Option<SocketAddr> },
@@ -40,7 +39,7 @@ pub(super) struct Login {
 }
 
 impl Login {
-    /// The user that Redis takes who gives only a password for.
+    /// The user that Redis assumes when a client gives only a password.
     pub(super) fn of_default_user(password: &str) -> Login {
         Login { user: "default".to_owned(), password: password.to_owned() }
     }
@@ -53,7 +52,7 @@ impl fmt::Debug for Login {
 }
 
 impl Probe {
-    /// Asks once; the error says what was answered instead.
+    /// Asks once; the error holds the answer that came instead.
     pub(super) fn check(&self, address: SocketAddr) -> io::Result<()> {
         match self {
             Probe::Redis { .. } => expect("PONG", &self.call_redis(address, &["PING"])?),
@@ -68,7 +67,7 @@ impl Probe {
         }
     }
 
-    /// Where a server that speaks TLS with its clients listens without it.
+    /// Where a server that speaks TLS with its clients also listens without TLS.
     pub(super) fn plain(&self) -> Option<SocketAddr> {
         match self {
             Probe::Zookeeper { plain } | Probe::Etcd { plain } => *plain,
@@ -110,9 +109,9 @@ fn ask(address: SocketAddr, question: &[u8]) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&answer).into_owned())
 }
 
-/// Says hello as user `postgres`. While it starts up, PostgreSQL answers with an error instead of
-/// with an authentication message. An error of this kind comes from its rules, which it looks at
-/// only once it has started: it wants TLS.
+/// Greets the server as user `postgres`. While PostgreSQL starts up, it answers with an error
+/// instead of an authentication message. An error from its rules means that it wants TLS.
+/// PostgreSQL reads its rules only once it has started.
 fn check_postgres(address: SocketAddr) -> io::Result<()> {
     const PROTOCOL_3_0: u32 = 3 << 16;
     const TERMINATE: &[u8] = b"X\0\0\0\x04";

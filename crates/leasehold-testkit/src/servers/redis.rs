@@ -1,6 +1,6 @@
 //! Redis: options, one server, and commands to it.
 //!
-//! The shapes of several servers are in `redis_groups`.
+//! `redis_groups` starts several servers that work together.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -26,8 +26,8 @@ const PACKAGE: &str = "redis-server";
 
 /// Starts Redis servers; the methods set options.
 ///
-/// Nothing is kept on disk unless [`append_only`](Redis::append_only) says so: a killed server
-/// comes back empty.
+/// Nothing is kept on disk by default, so a killed server comes back empty; see
+/// [`append_only`](Redis::append_only).
 #[derive(Clone, Debug, Default)]
 pub struct Redis {
     arguments: Vec<OsString>,
@@ -53,7 +53,7 @@ impl Redis {
         Redis::default()
     }
 
-    /// Adds a word to the command line, `--maxmemory` for instance, after the harness's own words.
+    /// Adds a word to the command line, for example `--maxmemory`, after the harness's own words.
     pub fn argument(mut self, word: impl Into<OsString>) -> Redis {
         self.arguments.push(word.into());
         self
@@ -78,7 +78,7 @@ impl Redis {
         self
     }
 
-    /// Adds a user with access rules, `~* &* +@all` for instance.
+    /// Adds a user with access rules, for example `~* &* +@all`.
     pub fn user(mut self, name: &str, password: &str, rules: &str) -> Redis {
         let login = Login { user: name.to_owned(), password: password.to_owned() };
         self.users.push(User { login, rules: rules.to_owned() });
@@ -87,7 +87,7 @@ impl Redis {
 
     /// Makes the sentinels of [`start_sentinel`](Redis::start_sentinel) ask for a password too.
     ///
-    /// It is not that of the data: [`password`](Redis::password) says that one.
+    /// This password is not that of the data, which [`password`](Redis::password) sets.
     pub fn sentinel_password(mut self, password: &str) -> Redis {
         self.sentinel_password = Some(Login::of_default_user(password));
         self
@@ -95,13 +95,13 @@ impl Redis {
 
     /// Speaks only TLS with clients, with replicas and within a cluster.
     ///
-    /// The harness itself asks over the socket file, which is there then too.
+    /// The harness itself asks over the socket file, which the server then opens too.
     pub fn tls(mut self, certificates: &Certificates) -> Redis {
         self.tls = Some(Tls { certificates: certificates.clone(), mutual: false });
         self.unix_socket()
     }
 
-    /// [`tls`](Redis::tls), and turns clients away that show no certificate of the authority.
+    /// [`tls`](Redis::tls), and turns away clients that show no certificate of the authority.
     pub fn mutual_tls(mut self, certificates: &Certificates) -> Redis {
         self.tls = Some(Tls { certificates: certificates.clone(), mutual: true });
         self.unix_socket()
@@ -152,7 +152,17 @@ impl Redis {
 
     /// [`start_cluster`](Redis::start_cluster) for callers that may block.
     pub fn start_cluster_blocking(&self) -> Result<Group> {
-        with_retries(|| redis_groups::start_cluster(self))
+        with_retries(|| redis_groups::start_cluster(self, redis_groups::ALONE))
+    }
+
+    /// Starts a Redis Cluster of three masters with a replica each.
+    ///
+    /// A replica takes over by itself only after 15 s; `CLUSTER FAILOVER` makes it do so at once.
+    pub async fn start_cluster_with_replicas(&self) -> Result<Group> {
+        start_with(self, |options: &Redis| {
+            with_retries(|| redis_groups::start_cluster(options, redis_groups::WITH_REPLICAS))
+        })
+        .await
     }
 
     /// Starts a master with two replicas, and three sentinels that watch them.
@@ -187,12 +197,12 @@ impl Redis {
         })
     }
 
-    /// The scheme of an address of one server; those of groups start with it.
+    /// The scheme of a server's address; addresses of groups also start with it.
     pub(super) fn scheme(&self) -> &'static str {
         if self.tls.is_some() { "rediss" } else { "redis" }
     }
 
-    /// What stands before the host in an address.
+    /// The part of an address before the host.
     pub(super) fn url_login(&self) -> String {
         match &self.password {
             Some(login) => format!(":{}@", encoded(&login.password)),
@@ -204,7 +214,7 @@ impl Redis {
         self.password.as_ref()
     }
 
-    /// The options for the sentinels of servers with these.
+    /// The options for the sentinels of servers with these options.
     pub(super) fn for_sentinels(&self) -> Redis {
         Redis {
             password: self.sentinel_password.clone(),
@@ -214,7 +224,7 @@ impl Redis {
         }
     }
 
-    /// The socket file over which the harness asks; TCP will do unless it is for TLS only.
+    /// The socket file over which the harness asks; `None` if the server accepts TCP without TLS.
     fn socket(&self, folder: &Folder) -> Option<PathBuf> {
         self.tls.is_some().then(|| folder.path().join(UNIX_SOCKET))
     }
@@ -273,10 +283,10 @@ impl Redis {
 }
 
 impl Server {
-    /// Gives a Redis server one command, by hand over a connection of its own.
+    /// Sends one command to a Redis server, over a connection of its own.
     ///
-    /// For faults (`SCRIPT FLUSH`, `FLUSHALL`, `FAILOVER`) and for looking at what is stored.
-    /// Lists come back with one item a line, nothing as an empty text.
+    /// It is for faults (`SCRIPT FLUSH`, `FLUSHALL`, `FAILOVER`) and for reading what is stored.
+    /// Lists come back with one item in each line, and nothing comes back as an empty text.
     pub fn redis(&self, command: &[&str]) -> Result<String> {
         let answer = self.probe().call_redis(self.address(), command);
         answer.map_err(|error| Error::Refused {

@@ -1,6 +1,6 @@
 //! Redis in groups: independent servers, a cluster, and a master watched by sentinels.
 //!
-//! Each function starts a group once, on ports of its own; starting again is left to the caller.
+//! Each function starts a group once, on ports of its own; the caller starts again.
 
 use std::ffi::OsString;
 use std::fs;
@@ -25,12 +25,25 @@ pub(super) fn start_many(options: &Redis, count: usize) -> Result<Group> {
     Ok(Group::new(&format!("redlock://{}", options.url_login()), servers))
 }
 
-pub(super) fn start_cluster(options: &Redis) -> Result<Group> {
-    let servers = launch_all(SLOTS.iter().map(|_| cluster_plan(options)))?;
+/// The shape of a cluster.
+pub(super) struct Shape {
+    /// The replicas of each master.
+    replicas: usize,
+    /// The time without an answer after which a server counts as failed.
+    node_timeout_ms: u32,
+}
+
+pub(super) const ALONE: Shape = Shape { replicas: 0, node_timeout_ms: 2_000 };
+pub(super) const WITH_REPLICAS: Shape = Shape { replicas: 1, node_timeout_ms: 15_000 };
+
+pub(super) fn start_cluster(options: &Redis, shape: Shape) -> Result<Group> {
+    let count = SLOTS.len() * (1 + shape.replicas);
+    let servers = launch_all((0..count).map(|_| cluster_plan(options, &shape)))?;
     wait_all(&servers)?;
-    for (index, (server, (first, last))) in servers.iter().zip(SLOTS).enumerate() {
+    let (masters, replicas) = servers.split_at(SLOTS.len());
+    for (index, (server, (first, last))) in masters.iter().zip(SLOTS).enumerate() {
         server.redis(&["CLUSTER", "ADDSLOTSRANGE", first, last])?;
-        // Epochs that differ from the start save the servers from settling them among themselves.
+        // Different epochs from the start save the servers from resolving collisions.
         server.redis(&["CLUSTER", "SET-CONFIG-EPOCH", &(index + 1).to_string()])?;
     }
     for server in &servers[1..] {
@@ -38,24 +51,31 @@ pub(super) fn start_cluster(options: &Redis) -> Result<Group> {
         servers[0].redis(&["CLUSTER", "MEET", "127.0.0.1", &port, &bus])?;
     }
     let members: Vec<&Server> = servers.iter().collect();
+    let known = format!("cluster_known_nodes:{count}");
     wait_for_group("redis cluster", &members, || {
         servers.iter().try_for_each(|server| {
             let state = server.redis(&["CLUSTER", "INFO"]).map_err(|error| error.to_string())?;
-            let is_ready = ["cluster_state:ok", "cluster_known_nodes:3", "cluster_size:3"]
+            let is_ready = ["cluster_state:ok", &known, "cluster_size:3"]
                 .iter()
                 .all(|wanted| state.contains(wanted));
             if is_ready { Ok(()) } else { Err(state) }
         })
     })?;
+    for (replica, master) in replicas.iter().zip(masters.iter().cycle()) {
+        let id = master.redis(&["CLUSTER", "MYID"])?;
+        replica.redis(&["CLUSTER", "REPLICATE", &id])?;
+    }
+    wait_for_group("redis replicas", &members, || replicas_are_linked(replicas))?;
     let start = format!("{}+cluster://{}", options.scheme(), options.url_login());
     Ok(Group::new(&start, servers))
 }
 
-fn cluster_plan(options: &Redis) -> Result<Plan> {
+fn cluster_plan(options: &Redis, shape: &Shape) -> Result<Plan> {
     let mut plan = options.plan()?;
-    // The bus port is the client port plus 10000 by default, which nobody has reserved.
+    // By default the bus port is the client port plus 10000, which no test has reserved.
     let bus = Port::reserve()?;
-    let words = ["--cluster-enabled", "yes", "--cluster-node-timeout", "2000", "--cluster-port"];
+    let timeout = shape.node_timeout_ms.to_string();
+    let words = ["--cluster-enabled", "yes", "--cluster-node-timeout", &timeout, "--cluster-port"];
     plan.arguments.extend(words.map(OsString::from));
     plan.arguments.push(bus.number().to_string().into());
     plan.ports.push(bus);
@@ -85,11 +105,11 @@ pub(super) fn start_sentinel(options: &Redis) -> Result<SentinelGroup> {
 /// A server that holds data: the master, or a replica of it.
 fn data_plan(options: &Redis, master: Option<u16>) -> Result<Plan> {
     let mut plan = options.plan()?;
-    // A master waits 5 s for more replicas before it copies its data to the first; every server
-    // may become one.
+    // A master waits 5 s for more replicas before it copies its data to the first one. Every server
+    // may become a master.
     plan.arguments.extend(["--repl-diskless-sync-delay", "0"].map(OsString::from));
     if let Some(login) = options.login() {
-        // Of every server again, because each may become a replica.
+        // For every server again, because each may become a replica.
         plan.arguments.extend(["--masterauth", &login.password].map(OsString::from));
     }
     if let Some(master) = master {
@@ -135,7 +155,7 @@ fn quoted(word: &str) -> String {
     format!("\"{}\"", word.replace('\\', "\\\\").replace('"', "\\\""))
 }
 
-/// A replica that is still copying would be passed over in a failover.
+/// A failover would pass over a replica that is still copying.
 fn replicas_are_linked(replicas: &[Server]) -> Result<(), String> {
     replicas.iter().try_for_each(|replica| {
         let answer = replica.redis(&["INFO", "replication"]);
@@ -160,7 +180,7 @@ fn sentinel_is_ready(sentinel: &Server) -> Result<(), String> {
     Ok(())
 }
 
-/// The port of the master that the first sentinel to answer knows of.
+/// The port of the current master, as the first sentinel to answer knows it.
 pub(super) fn master_port(sentinels: &[Server]) -> Result<u16> {
     let mut last = Error::NotRunning { name: "redis sentinel".to_owned() };
     for sentinel in sentinels.iter().filter(|sentinel| sentinel.pid().is_some()) {
@@ -179,7 +199,7 @@ pub(super) fn master_port(sentinels: &[Server]) -> Result<u16> {
     Err(last)
 }
 
-/// Starts all, so that they become ready side by side.
+/// Starts all servers, so that they become ready side by side.
 fn launch_all(plans: impl Iterator<Item = Result<Plan>>) -> Result<Vec<Server>> {
     plans.map(|plan| Server::launched(plan?)).collect()
 }

@@ -1,18 +1,21 @@
-//! The little of the Redis protocol that the harness speaks, by hand over TCP or a socket file.
+//! The part of the Redis protocol that the harness speaks, over TCP or a socket file.
 //!
-//! One command a connection, answers as text. Clients are left to the tests.
+//! It sends one command on each connection and returns the answer as text. The tests bring real
+//! clients.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 
-/// The answers of Redis that are read here are short; more is a broken stream.
+/// The answers that the harness reads are short; more is a broken stream.
 const ANSWER_BYTES_MAX: usize = 1 << 20;
 
 /// Nested answers are at most two deep here.
 const DEPTH_MAX: usize = 8;
 
-/// Gives the server behind a stream one command, after logging in with `login` when there is one.
+/// Sends one command to the server behind a stream, after logging in with `login` when there is
+/// one.
 ///
-/// Lists come back with one item a line, nothing as an empty text, an error of Redis as an error.
+/// Lists come back with one item in each line, nothing as an empty text, an error of Redis as an
+/// error.
 pub(super) fn call(
     stream: impl Read + Write,
     login: Option<(&str, &str)>,

@@ -1,8 +1,9 @@
 //! One running server: its process, port and folder, and the faults a test can cause.
 //!
-//! What is started, and how it is told that it is ready, is left to the engines' modules, which
-//! fill in a [`Plan`].
+//! The engines' modules decide what to start and how to see that it is ready: they fill in a
+//! [`Plan`].
 
+use std::cell::Cell;
 use std::ffi::OsString;
 use std::fmt;
 use std::fs::{self, File};
@@ -10,7 +11,7 @@ use std::net::SocketAddr;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
@@ -23,11 +24,17 @@ use crate::ports::Port;
 use crate::process::{POLL, Process};
 use crate::programs::User;
 
-/// A server that was asked politely gets this long before it is killed.
+/// How long a server may take to end after a polite signal before the harness kills it.
 const POLITE_LIMIT: Duration = Duration::from_secs(10);
 
 /// How much of a log goes into an error: the reason is at the end.
 const LOG_TAIL_BYTES: usize = 4096;
+
+/// How many lines of a server's log a failed test shows.
+const LOG_LINES_SHOWN: usize = 8;
+
+/// The servers that several tests share.
+static SHARED: Mutex<Vec<Weak<Inner>>> = Mutex::new(Vec::new());
 
 /// Everything that is needed to start a server, and to start it again.
 #[derive(Debug)]
@@ -48,16 +55,18 @@ pub(super) struct Plan {
 
 /// A server that runs as a child process.
 ///
-/// Dropping it kills the process and removes its data. Keep it in a test rather than in a static:
-/// statics are not dropped, so the process ends with the test process, but the folder stays until
-/// the next test process removes it.
+/// Dropping it kills the process and removes its data. Keep it in a test rather than in a static.
+/// Statics are not dropped: the process ends with the test process, but the folder stays until the
+/// next test process removes it.
 pub struct Server {
     inner: Arc<Inner>,
 }
 
-/// Shared with blocking work that an async caller may have stopped waiting for.
+/// Blocking work shares it, whose async caller may have stopped waiting.
 struct Inner {
     plan: Plan,
+    /// Words that stand on the command line behind those of the plan.
+    added: Mutex<Vec<OsString>>,
     process: Mutex<Option<Process>>,
 }
 
@@ -77,7 +86,8 @@ impl Server {
     /// Starts the process; it may not be ready yet.
     pub(super) fn launched(plan: Plan) -> Result<Server> {
         assert!(!plan.ports.is_empty(), "a server listens on a port");
-        let server = Server { inner: Arc::new(Inner { plan, process: Mutex::new(None) }) };
+        let (added, process) = (Mutex::default(), Mutex::default());
+        let server = Server { inner: Arc::new(Inner { plan, added, process }) };
         server.launch()?;
         Ok(server)
     }
@@ -87,6 +97,21 @@ impl Server {
         let server = Server::launched(plan)?;
         server.wait_ready_blocking()?;
         Ok(server)
+    }
+
+    /// Marks this server as shared by several tests: a test that panics shows the end of its log. A
+    /// server of one test shows its log when the panic drops the server.
+    pub fn shared(self) -> Server {
+        static HOOK: Once = Once::new();
+        HOOK.call_once(|| {
+            let before = std::panic::take_hook();
+            std::panic::set_hook(Box::new(move |panic| {
+                before(panic);
+                show_shared_logs();
+            }));
+        });
+        shared_servers().push(Arc::downgrade(&self.inner));
+        self
     }
 
     /// The server's kind, for messages.
@@ -99,6 +124,11 @@ impl Server {
         &self.inner.plan.url
     }
 
+    /// Adds a word to the command line, from the next start on.
+    pub fn add_argument(&self, word: impl Into<OsString>) {
+        self.inner.added().push(word.into());
+    }
+
     /// The port for clients.
     pub fn port(&self) -> u16 {
         self.inner.plan.ports[0].number()
@@ -109,7 +139,8 @@ impl Server {
         self.inner.plan.ports[0].address()
     }
 
-    /// The address for who reads the store without TLS; it is that for clients where there is none.
+    /// The address for readers of the store without TLS; without TLS for clients it is the address
+    /// for clients.
     pub fn plain_address(&self) -> SocketAddr {
         self.inner.plan.probe.plain().unwrap_or(self.address())
     }
@@ -138,12 +169,12 @@ impl Server {
         self.inner.kill()
     }
 
-    /// Ends the server cleanly, so that what it keeps is written.
+    /// Ends the server cleanly, so that it writes what it keeps.
     pub fn shut_down(&self) -> Result<()> {
         self.inner.shut_down()
     }
 
-    /// Stops the server with `SIGSTOP`: connections stay, nothing is answered.
+    /// Stops the server with `SIGSTOP`: connections stay, and the server answers nothing.
     ///
     /// Returns when no thread of it runs any more.
     pub fn stop_process(&self) -> Result<()> {
@@ -172,7 +203,7 @@ impl Server {
 
     /// Starts a server that does not run, without waiting until it is ready.
     ///
-    /// For members of a group that need the others to become ready.
+    /// It is for members of a group that need the others to become ready.
     ///
     /// # Panics
     ///
@@ -192,7 +223,7 @@ impl Server {
         self.inner.wait_ready()
     }
 
-    /// Asks once whether the server answers; the error says what is missing.
+    /// Asks once whether the server answers; the error names what is missing.
     pub fn check_ready(&self) -> Result<()> {
         let plan = &self.inner.plan;
         let checked = plan.probe.check(self.address());
@@ -214,6 +245,10 @@ impl Server {
 }
 
 impl Inner {
+    fn added(&self) -> MutexGuard<'_, Vec<OsString>> {
+        self.added.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn process(&self) -> MutexGuard<'_, Option<Process>> {
         // A panic elsewhere leaves the process as it was: the lock guards no half-made change.
         self.process.lock().unwrap_or_else(PoisonError::into_inner)
@@ -227,6 +262,17 @@ impl Inner {
         let bytes = fs::read(self.log_path()).unwrap_or_default();
         let tail = &bytes[bytes.len().saturating_sub(LOG_TAIL_BYTES)..];
         String::from_utf8_lossy(tail).into_owned()
+    }
+
+    /// Shows the last lines of the log, for a test that failed.
+    fn show_log(&self) {
+        let log = self.log();
+        let lines: Vec<&str> = log.lines().collect();
+        let (name, port) = (self.plan.name, self.plan.ports[0].number());
+        eprintln!("-- the last lines of the log of `{name}` on port {port}:");
+        for line in &lines[lines.len().saturating_sub(LOG_LINES_SHOWN)..] {
+            eprintln!("   {line}");
+        }
     }
 
     fn launch(&self) -> Result<()> {
@@ -246,10 +292,11 @@ impl Inner {
         let log = log.doing(|| self.what("open the log of"))?;
         let errors = log.try_clone().doing(|| self.what("open the log of"))?;
         let mut command = Command::new(&plan.program);
-        // The environment is cleared because the servers take settings from it (ETCD_*, PG*). The
-        // folder is one that every user may enter.
+        // The environment is cleared because the servers take settings from it (`ETCD_*`, `PG*`).
+        // Every user may enter the current folder.
         command
             .args(&plan.arguments)
+            .args(self.added().iter())
             .env_clear()
             .env("PATH", std::env::var_os("PATH").unwrap_or_default())
             .envs(plan.environment.iter().map(|(key, value)| (key, value)))
@@ -268,7 +315,7 @@ impl Inner {
         let started = Instant::now();
         loop {
             let answer = self.plan.probe.check(address);
-            // Looked at after the answer: an answer can only have been this server's if it runs.
+            // Checked after the answer: only a running server can have given the answer.
             self.fail_if_ended()?;
             let Err(last) = answer else { return Ok(()) };
             let waited = started.elapsed();
@@ -337,8 +384,32 @@ impl Inner {
     }
 }
 
+fn shared_servers() -> MutexGuard<'static, Vec<Weak<Inner>>> {
+    SHARED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Shows the end of the logs of all [`shared`](Server::shared) servers.
+pub fn show_shared_logs() {
+    let servers: Vec<Arc<Inner>> = shared_servers().iter().filter_map(Weak::upgrade).collect();
+    servers.iter().for_each(|server| server.show_log());
+}
+
+thread_local! {
+    /// Whether the test of this thread has failed without a panic.
+    static HAS_FAILED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Sets whether the test of this thread has failed. Servers that end after a failure show the end
+/// of their logs, as they do after a panic.
+pub fn set_failed(failed: bool) {
+    HAS_FAILED.set(failed);
+}
+
 impl Drop for Inner {
     fn drop(&mut self) {
+        if std::thread::panicking() || HAS_FAILED.get() {
+            self.show_log();
+        }
         // Nothing can be done about an error here; the death signal is the second net.
         let _ = self.kill();
     }

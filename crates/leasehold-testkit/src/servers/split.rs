@@ -1,8 +1,9 @@
-//! A cluster whose members can be cut off from each other, and live on.
+//! A cluster whose members can be cut off from each other while they run on.
 //!
-//! etcd has one address for each member, so what listens there cannot tell who dials. Here members
-//! know each other by addresses that no machine has, and each reaches them through a gate of its
-//! own: so there is a proxy in every way from one member to another. Clients are not concerned.
+//! etcd has one address for each member, so its listener cannot tell which member dials. Here
+//! members know each other by addresses that no machine has. Each member reaches them through a
+//! gate of its own, so there is a proxy in every way from one member to another. Clients connect as
+//! usual.
 
 use std::fmt;
 use std::net::{Ipv4Addr, SocketAddrV4};
@@ -23,9 +24,9 @@ struct Way {
     proxy: Proxy,
 }
 
-/// A cluster, and every way between its members.
+/// A cluster, and the proxies between its members.
 ///
-/// The ways run on the tokio runtime that started them. Dropping it ends everything.
+/// The proxies run on the tokio runtime that started them. Dropping it ends everything.
 pub struct SplitCluster {
     group: Group,
     ways: Vec<Way>,
@@ -96,8 +97,8 @@ impl SplitCluster {
     }
 }
 
-/// What the others know a member by: an address for documentation, which no machine has. It must
-/// not be one of this machine, because to those etcd takes no proxy.
+/// The address by which the others know a member: one for documentation, which no machine has. It
+/// must not be an address of this machine, because etcd uses no proxy for those.
 fn known_as(index: usize) -> SocketAddrV4 {
     let last = u8::try_from(index + 1).expect("a small cluster");
     SocketAddrV4::new(Ipv4Addr::new(192, 0, 2, last), 2380)

@@ -1,7 +1,8 @@
-//! All that is in a ZooKeeper ensemble, read node by node without the library under test.
+//! Reads a ZooKeeper ensemble node by node, without the library under test.
 //!
-//! Only what that takes: a session, reading the children of nodes, and closing the session. What
-//! the nodes mean is left to [`litter`], which knows where a store keeps what.
+//! It speaks only the requests that this takes: opening a session, reading the children of nodes,
+//! and closing the session. [`litter`] knows which nodes a store keeps. [`make_znode`] makes one
+//! that no client would.
 
 use std::io;
 use std::net::SocketAddr;
@@ -13,13 +14,14 @@ use tokio::time::timeout;
 
 use crate::error::{Doing, Result};
 
-/// A server answers in milliseconds; this is for a busy machine.
-const ANSWER_LIMIT: Duration = Duration::from_secs(10);
+/// A server answers in milliseconds; the rest is for a busy machine.
+const ANSWER_LIMIT: Duration = Duration::from_secs(60);
 const SESSION_MS: i32 = 10_000;
 /// The names of all nodes of a test fit.
 const ANSWER_BYTES_MAX: usize = 16 << 20;
 
 const SYNC: i32 = 9;
+const CREATE: i32 = 1;
 const GET_CHILDREN2: i32 = 12;
 const AUTH: i32 = 100;
 const CLOSE: i32 = -11;
@@ -29,9 +31,9 @@ const NO_NODE: i32 = -101;
 /// A node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Znode {
-    /// Where it is.
+    /// The path of the node.
     pub path: String,
-    /// The session with which it ends. Servers do not tell whether they remove it when it is empty.
+    /// The session with which it ends. Servers do not tell whether they remove an empty node.
     pub session: Option<i64>,
 }
 
@@ -58,16 +60,39 @@ async fn read(server: SocketAddr, root: &str, login: Option<&str>) -> io::Result
     Ok(nodes)
 }
 
-/// What should not be in a store any more, once all its clients are closed: whatever ends with a
-/// session, and whatever is in a line or a notice. The nodes of lines that are empty are the
-/// servers' to remove, and some nodes of the store's own stay for ever.
+/// Makes a permanent node that everybody may change.
+pub async fn make_znode(server: SocketAddr, path: &str, data: &str) -> Result<()> {
+    let made = timeout(ANSWER_LIMIT, make(server, path, data)).await;
+    let made = made.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
+    made.doing(|| format!("make `{path}` of {server}"))
+}
+
+async fn make(server: SocketAddr, path: &str, data: &str) -> io::Result<()> {
+    let mut session = Reader::connect(server, None).await?;
+    // One rule, with all rights for everybody; and no flags.
+    let (rules, rights, flags) = (1_i32.to_be_bytes(), 31_i32.to_be_bytes(), [0; 4]);
+    let everybody = [text("world"), text("anyone")].concat();
+    let parts = [&text(path), &text(data), &rules[..], &rights, &everybody, &flags];
+    let answer = session.ask(CREATE, &parts.concat()).await?;
+    session.ask(CLOSE, &[]).await?;
+    answer.map(drop).ok_or_else(|| io::ErrorKind::NotFound.into())
+}
+
+/// The nodes that a store should no longer have once all its clients are closed. These are the
+/// nodes that end with a session, and those in a line or a notice. The servers remove the nodes of
+/// empty lines. Some nodes of the store's own stay for ever.
 pub fn litter(nodes: &[Znode], root: &str) -> Vec<Znode> {
     let root = root.trim_end_matches('/');
     let is_litter = |node: &&Znode| {
         let Some(below) = node.path.strip_prefix(root) else { return true };
+        // The link of a session that no client closed ends with the session, and keeps no name
+        // closed.
+        if node.session.is_some() && below.starts_with("/%leasehold/link-") {
+            return false;
+        }
         let stays = match below.split('/').skip(1).collect::<Vec<_>>()[..] {
             [] | [_] => true,
-            // The servers' own.
+            // The nodes of the servers themselves.
             ["zookeeper", ..] => root.is_empty(),
             ["%leasehold", own] => is_own(own),
             _ => false,
@@ -79,7 +104,7 @@ pub fn litter(nodes: &[Znode], root: &str) -> Vec<Znode> {
 
 /// Whether a node is one that a store keeps, or that the servers remove.
 fn is_own(node: &str) -> bool {
-    matches!(node, "moment" | "epoch" | "watchers" | "farewells")
+    matches!(node, "moment" | "epoch" | "watchers" | "farewells" | "holders")
         || ["totals-", "waits-"].iter().any(|begin| node.starts_with(begin))
 }
 
@@ -93,7 +118,7 @@ fn text(value: &str) -> Vec<u8> {
     [&length.to_be_bytes(), value.as_bytes()].concat()
 }
 
-/// The names of a node's children, and to whom it belongs.
+/// The names of a node's children, and the session that owns the node.
 fn read_children(mut body: &[u8]) -> Option<(Vec<String>, i64)> {
     let count = take_int(&mut body)?;
     let mut children = Vec::new();
@@ -114,7 +139,7 @@ fn take_int(body: &mut &[u8]) -> Option<i32> {
     Some(i32::from_be_bytes(*number))
 }
 
-/// A session that only reads.
+/// A session.
 struct Reader {
     stream: TcpStream,
     xid: i32,
@@ -142,7 +167,7 @@ impl Reader {
         Ok(reader)
     }
 
-    /// What is answered; `None` if the node is not there.
+    /// The answer; `None` if the node does not exist.
     async fn ask(&mut self, operation: i32, body: &[u8]) -> io::Result<Option<Vec<u8>>> {
         self.xid += 1;
         self.send_request(self.xid, operation, body).await?;
@@ -181,7 +206,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_store_keeps_is_no_litter_and_all_else_is() {
+    fn litter_is_every_node_that_a_store_does_not_keep() {
         let node = |path: String, session| Znode { path, session };
         for root in ["", "/locks", "/my/app"] {
             let at = |below: &str| format!("{root}{below}");

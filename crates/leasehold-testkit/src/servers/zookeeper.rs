@@ -1,6 +1,6 @@
 //! ZooKeeper: options, one server, and an ensemble of three.
 //!
-//! Started with `java` directly, because the package's script stays in between as a parent.
+//! The harness starts `java` directly, because the package's script would stay as a parent.
 
 use std::ffi::OsString;
 use std::fs;
@@ -19,7 +19,7 @@ use crate::ports::Port;
 use crate::programs;
 
 const JAR: (&str, &str) = ("/usr/share/java/zookeeper.jar", "zookeeper");
-/// Without it there is no log.
+/// Without this file the server writes no log.
 const LOG_JAR: (&str, &str) = ("/usr/share/java/slf4j-simple.jar", "libslf4j-java");
 /// The part of Netty that TLS needs and the jar above does not name itself.
 const NETTY_JAR: (&str, &str) = ("/usr/share/java/netty-codec.jar", "libnetty-java");
@@ -27,6 +27,9 @@ const MAIN: &str = "org.apache.zookeeper.server.quorum.QuorumPeerMain";
 const ENSEMBLE: usize = 3;
 
 /// Short ticks make sessions of a second possible and elections quick.
+///
+/// ZooKeeper's default is 60 connections for each address. Here there is no such limit: all tests
+/// of a program share one server, and all their clients have one address.
 const SETTINGS: &str = "tickTime=500\n\
                         minSessionTimeout=1000\n\
                         maxSessionTimeout=60000\n\
@@ -39,7 +42,7 @@ const SETTINGS: &str = "tickTime=500\n\
 
 /// Starts ZooKeeper servers; the methods set options.
 ///
-/// It does not wait for the disk unless [`fsync`](Zookeeper::fsync) says so; data survives a kill
+/// It does not wait for the disk by default; see [`fsync`](Zookeeper::fsync). Data survives a kill
 /// of the server either way.
 #[derive(Clone, Debug, Default)]
 pub struct Zookeeper {
@@ -61,21 +64,21 @@ impl Zookeeper {
         self
     }
 
-    /// Speaks TLS with clients; members go on talking in the clear among themselves.
+    /// Speaks TLS with clients; members still talk in the clear among themselves.
     ///
-    /// It still listens without TLS too, on a port that only the harness knows.
+    /// It also listens without TLS, on a port that only the harness knows.
     pub fn tls(mut self, certificates: &Certificates) -> Zookeeper {
         self.tls = Some(Tls { certificates: certificates.clone(), mutual: false });
         self
     }
 
-    /// [`tls`](Zookeeper::tls), and turns clients away that show no certificate of the authority.
+    /// [`tls`](Zookeeper::tls), and turns away clients that show no certificate of the authority.
     pub fn mutual_tls(mut self, certificates: &Certificates) -> Zookeeper {
         self.tls = Some(Tls { certificates: certificates.clone(), mutual: true });
         self
     }
 
-    /// Adds a line to the server's file, `tickTime` for instance, over the harness's own.
+    /// Adds a line to the server's file, for example `tickTime`, over the harness's own.
     pub fn setting(mut self, name: &str, value: &str) -> Zookeeper {
         self.settings.push((name.to_owned(), value.to_owned()));
         self
@@ -160,7 +163,7 @@ impl Zookeeper {
                 .map(OsString::from)
                 .into();
         arguments.push("-Dorg.slf4j.simpleLogger.defaultLogLevel=warn".into());
-        // Java keeps a file of numbers for its tools in the shared temporary folder otherwise.
+        // By default Java keeps a file of numbers for its tools in the shared temporary folder.
         arguments.push("-XX:-UsePerfData".into());
         let netty = match &self.tls {
             Some(_) => format!(":{}", programs::require(NETTY_JAR.0, NETTY_JAR.1)?),
@@ -182,7 +185,7 @@ impl Zookeeper {
         })
     }
 
-    /// The later of two lines with the same name counts.
+    /// Of two lines with the same name the later one counts.
     fn file(&self, folder: &Folder, members: &str) -> String {
         let force_sync = if self.fsync { "yes" } else { "no" };
         let folder = folder.path().display();

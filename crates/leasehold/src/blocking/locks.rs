@@ -7,8 +7,8 @@ use std::time::Duration;
 use tokio::runtime::Runtime;
 
 use super::Lease;
-use crate::claim::Released;
 use crate::error::Result;
+use crate::rule::claim::Released;
 
 /// A read/write lock for threads; see [`crate::RwLock`].
 ///
@@ -24,13 +24,14 @@ use crate::error::Result;
 /// # }
 /// ```
 #[derive(Debug, Clone)]
+#[must_use = "it does nothing until it is asked for a lease"]
 pub struct RwLock {
     pub(super) lock: crate::RwLock,
     pub(super) runtime: Arc<Runtime>,
 }
 
 impl RwLock {
-    /// How long a lease lasts without renewal: 100 ms to 24 h, 30 s unless said otherwise.
+    /// How long a lease lasts without renewal: 100 ms to 24 h, by default 30 s.
     pub fn ttl(self, ttl: Duration) -> Self {
         Self { lock: self.lock.ttl(ttl), ..self }
     }
@@ -40,7 +41,7 @@ impl RwLock {
         Self { lock: self.lock.note(note), ..self }
     }
 
-    /// Blocks until no writer holds or came before.
+    /// Blocks until no writer holds or waits before it.
     pub fn read(&self) -> Result<ReadLease> {
         Ok(self.reads(self.runtime.block_on(self.lock.read())?))
     }
@@ -55,12 +56,12 @@ impl RwLock {
         Ok(self.runtime.block_on(self.lock.read_within(span))?.map(|lease| self.reads(lease)))
     }
 
-    /// Blocks until everybody who came before is done.
+    /// Blocks until all claims before it have ended.
     pub fn write(&self) -> Result<WriteLease> {
         Ok(self.writes(self.runtime.block_on(self.lock.write())?))
     }
 
-    /// Writes if that is possible now; `None` if anybody holds or waits.
+    /// Writes if that is possible now; `None` if another claim holds or waits.
     pub fn try_write(&self) -> Result<Option<WriteLease>> {
         Ok(self.runtime.block_on(self.lock.try_write())?.map(|lease| self.writes(lease)))
     }
@@ -88,7 +89,7 @@ pub struct ReadLease {
 }
 
 impl ReadLease {
-    /// Goes on as the writer, if no other reader holds; otherwise the lease comes back as it was.
+    /// Goes on as the writer if no other reader holds. Otherwise it returns the unchanged lease.
     pub fn try_upgrade(self) -> Result<std::result::Result<WriteLease, ReadLease>> {
         let Self { lease, runtime } = self;
         Ok(match runtime.block_on(lease.try_upgrade())? {
@@ -97,7 +98,7 @@ impl ReadLease {
         })
     }
 
-    /// Gives the lease back and says what became of it.
+    /// Gives the lease back and returns the outcome.
     pub fn release(self) -> Result<Released> {
         self.runtime.block_on(self.lease.release())
     }
@@ -120,14 +121,14 @@ pub struct WriteLease {
 }
 
 impl WriteLease {
-    /// Goes on as a reader, and lets the readers in that wait next.
+    /// Goes on as a reader, and lets in the readers that wait next.
     pub fn downgrade(self) -> Result<ReadLease> {
         let Self { lease, runtime } = self;
         let lease = runtime.block_on(lease.downgrade())?;
         Ok(ReadLease { lease, runtime })
     }
 
-    /// Gives the lease back and says what became of it.
+    /// Gives the lease back and returns the outcome.
     pub fn release(self) -> Result<Released> {
         self.runtime.block_on(self.lease.release())
     }
@@ -143,13 +144,14 @@ impl Deref for WriteLease {
 
 /// A semaphore for threads; see [`crate::Semaphore`].
 #[derive(Debug, Clone)]
+#[must_use = "it does nothing until it is asked for a lease"]
 pub struct Semaphore {
     pub(super) semaphore: crate::Semaphore,
     pub(super) runtime: Arc<Runtime>,
 }
 
 impl Semaphore {
-    /// How long a lease lasts without renewal: 100 ms to 24 h, 30 s unless said otherwise.
+    /// How long a lease lasts without renewal: 100 ms to 24 h, by default 30 s.
     pub fn ttl(self, ttl: Duration) -> Self {
         Self { semaphore: self.semaphore.ttl(ttl), ..self }
     }
@@ -169,12 +171,12 @@ impl Semaphore {
         Ok(self.lease(self.runtime.block_on(self.semaphore.acquire_many(take))?))
     }
 
-    /// Takes one permit if one is free now and nobody waits; `None` otherwise.
+    /// Takes one permit if one is free now and no claim waits; `None` otherwise.
     pub fn try_acquire(&self) -> Result<Option<Lease>> {
         self.try_acquire_many(1)
     }
 
-    /// Takes `take` permits if they are free now and nobody waits; `None` otherwise.
+    /// Takes `take` permits if they are free now and no claim waits; `None` otherwise.
     pub fn try_acquire_many(&self, take: u32) -> Result<Option<Lease>> {
         let lease = self.runtime.block_on(self.semaphore.try_acquire_many(take))?;
         Ok(lease.map(|lease| self.lease(lease)))

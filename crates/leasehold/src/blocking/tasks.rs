@@ -8,19 +8,20 @@ use std::time::Duration;
 use futures_util::stream::{BoxStream, StreamExt};
 use tokio::runtime::Runtime;
 
-use crate::claim::Released;
 use crate::error::Result;
+use crate::rule::claim::Released;
 use crate::{LastRun, Leader, Outcome, Unit};
 
-/// An office that one candidate at a time holds; see [`crate::Election`].
+/// An election with one leader at a time; see [`crate::Election`].
 #[derive(Debug, Clone)]
+#[must_use = "it does nothing until it is asked for a lease"]
 pub struct Election {
     pub(super) election: crate::Election,
     pub(super) runtime: Arc<Runtime>,
 }
 
 impl Election {
-    /// How long leadership lasts without renewal: 100 ms to 24 h, 30 s unless said otherwise.
+    /// How long leadership lasts without renewal: 100 ms to 24 h, by default 30 s.
     pub fn ttl(self, ttl: Duration) -> Self {
         Self { election: self.election.ttl(ttl), ..self }
     }
@@ -31,7 +32,7 @@ impl Election {
         Ok(Leadership { leadership, runtime: Arc::clone(&self.runtime) })
     }
 
-    /// Who leads now.
+    /// The present leader.
     pub fn leader(&self) -> Result<Option<Leader>> {
         self.runtime.block_on(self.election.leader())
     }
@@ -52,12 +53,12 @@ pub struct Leadership {
 }
 
 impl Leadership {
-    /// Tells observers something else than before, in the same term.
+    /// Changes the payload that observers see, in the same term.
     pub fn proclaim(&self, payload: impl AsRef<str>) -> Result<()> {
         self.runtime.block_on(self.leadership.proclaim(payload))
     }
 
-    /// Gives leadership up, and says what became of it.
+    /// Gives leadership up, and returns the outcome.
     pub fn resign(self) -> Result<Released> {
         self.runtime.block_on(self.leadership.resign())
     }
@@ -91,8 +92,9 @@ impl Iterator for Leaders {
     }
 }
 
-/// So many units in any window of a period; see [`crate::RateLimiter`].
+/// At most N units in any window of a period; see [`crate::RateLimiter`].
 #[derive(Debug, Clone)]
+#[must_use = "it does nothing until a unit is asked for"]
 pub struct RateLimiter {
     pub(super) limiter: crate::RateLimiter,
     pub(super) runtime: Arc<Runtime>,
@@ -104,12 +106,12 @@ impl RateLimiter {
         self.runtime.block_on(self.limiter.acquire())
     }
 
-    /// Takes a unit if one is left, or says when the next one is due.
+    /// Takes a unit if one is left, or returns when the next one is due.
     pub fn try_acquire(&self) -> Result<Unit> {
         self.runtime.block_on(self.limiter.try_acquire())
     }
 
-    /// Blocks for at most `span`; says when the next unit is due if none was left by then.
+    /// Blocks for at most `span`. If no unit was left by then, returns when the next is due.
     pub fn acquire_within(&self, span: Duration) -> Result<Unit> {
         self.runtime.block_on(self.limiter.acquire_within(span))
     }
@@ -117,24 +119,25 @@ impl RateLimiter {
 
 /// Work that is done at most once in each period; see [`crate::Once`].
 #[derive(Debug, Clone)]
+#[must_use = "it does nothing until it is run"]
 pub struct Once {
     pub(super) once: crate::Once,
     pub(super) runtime: Arc<Runtime>,
 }
 
 impl Once {
-    /// How long after its death a run is taken over by whoever asks next.
+    /// How long after the death of a run the next caller can take it over.
     pub fn ttl(self, ttl: Duration) -> Self {
         Self { once: self.once.ttl(ttl), ..self }
     }
 
-    /// Does not count a run that failed: whoever asks next runs again.
+    /// Does not count a run that failed: the next caller runs again.
     pub fn retry_failed(self) -> Self {
         Self { once: self.once.retry_failed(), ..self }
     }
 
-    /// Runs `work` if nobody runs or has run in this period. A thread cannot be stopped when the
-    /// lease is lost: ask [`is_held`](crate::Lease::is_held) on the way.
+    /// Runs `work` if no other caller runs or has run in this period. A lost lease cannot stop a
+    /// thread: the work should check [`is_held`](crate::Lease::is_held) from time to time.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -164,7 +167,7 @@ impl Once {
         Ok(Outcome::Ran(value))
     }
 
-    /// Who runs, or has run in this period, and how it went; `None` if nobody has.
+    /// The run of this period, which may still go on; `None` if there is none.
     pub fn last(&self) -> Result<Option<LastRun>> {
         self.runtime.block_on(self.once.last())
     }

@@ -1,47 +1,48 @@
-//! The clock of another machine, as far as its readings tell when they are compared with our own.
+//! Judges the clock of another machine by comparing its readings with our own clock.
 //!
-//! A server that ends claims by its wall clock shows that clock in answers it gives anyway. Each
-//! reading bounds how far it is ahead of ours: the server looked at it after the question was sent
-//! and before the answer was here. Bounds that do not meet tell of a step; a time that is shown
-//! again much later, of a clock that stands still. A question or an answer that was long on its
-//! way, and a client that was paused, only make the bounds wide.
+//! A server that ends claims by its wall clock shows that clock in its usual answers. The server
+//! reads it between the client's request and the arrival of the answer. So each reading bounds how
+//! far that clock is ahead of ours. If two bounds do not overlap, the clock was set. If the same
+//! time comes again much later, the clock stands still. A slow exchange or a paused client only
+//! makes the bounds wider.
 
 use std::time::Duration;
 
 use super::Moment;
 
-/// A smaller step is not told of: it matters little, and clocks are set that much by hand-over
-/// from one well-kept server to another.
+/// The smallest step that is reported. Smaller ones matter little, and a hand-over between two
+/// well-kept servers may cause them.
 const STEP_MIN: Duration = Duration::from_millis(50);
 
-/// How much two clocks may run apart, as a part of the time that passed: what the margin of a
-/// lease is meant for.
+/// How much two clocks may drift apart: one part in so many of the time that passed. The margin of
+/// a lease covers it.
 const DRIFT_PART: u32 = 100;
 
-/// A time that is shown again after this stands still. Longer than the tick of a coarse clock.
+/// A clock that shows the same time after this long stands still. Longer than the tick of a coarse
+/// clock.
 pub const STILL_MIN: Duration = Duration::from_millis(20);
 
 /// One reading of another machine's clock, between two instants of our own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Reading {
-    /// Before the question was sent.
+    /// Our time before the request was sent.
     pub sent: Moment,
-    /// After the answer was here.
+    /// Our time after the answer arrived.
     pub received: Moment,
-    /// What was shown, in microseconds.
+    /// The time on the other clock, in microseconds.
     pub time: u64,
 }
 
-/// What is wrong with a clock that ends claims.
+/// A fault of a clock that ends claims.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ClockTrouble {
-    /// It was set. Claims that were kept at that instant end that much early, or late.
+    /// It was set. Claims in the store at that instant end that much early, or late.
     Step {
         /// By how much, at least.
         by: Shift,
     },
-    /// It stands still. Nothing expires meanwhile.
+    /// It stands still. No claim expires meanwhile.
     Frozen {
         /// For how long already, at least.
         stood: Duration,
@@ -58,14 +59,14 @@ pub enum Shift {
 }
 
 impl Shift {
-    /// How far, whatever the direction.
+    /// How far, in either direction.
     pub fn span(self) -> Duration {
         match self {
             Shift::Ahead(by) | Shift::Back(by) => by,
         }
     }
 
-    /// Whether two are one and the same step, as far as readings can tell.
+    /// Whether two may be the same step, as far as readings can tell.
     pub fn is_like(self, other: Shift) -> bool {
         let near =
             |one: Duration, other: Duration| one.abs_diff(other) <= STEP_MIN + one.max(other) / 10;
@@ -124,7 +125,7 @@ impl Bounds {
         Self { least: ahead_of(reading.received), most: ahead_of(reading.sent) }
     }
 
-    /// How far another reading's bounds are beyond these; 0 if they meet.
+    /// How far another reading's bounds are beyond these; 0 if they overlap.
     fn gap(self, later: Bounds) -> i64 {
         if later.least > self.most {
             later.least - self.most
@@ -133,7 +134,7 @@ impl Bounds {
         }
     }
 
-    /// What both say; the later one alone if they do not meet.
+    /// The overlap of both; the later one alone if they do not overlap.
     fn narrowed(self, later: Bounds) -> Self {
         let (least, most) = (self.least.max(later.least), self.most.min(later.most));
         if least <= most { Self { least, most } } else { later }
@@ -155,8 +156,8 @@ impl RemoteClock {
         self.known.is_some_and(|known| known.stands_still)
     }
 
-    /// An answer showed the clock. Returns what is wrong with it, if that is news. A reading that
-    /// was asked for before the last one says nothing.
+    /// Takes a reading from an answer. Returns a fault of the clock when it is new. Ignores a
+    /// reading whose request was sent before that of the last one.
     pub fn read(&mut self, reading: Reading) -> Option<ClockTrouble> {
         let shown = Bounds::of(&reading);
         let fresh = Known {
@@ -179,7 +180,7 @@ impl RemoteClock {
         let drift = micros(passed / DRIFT_PART);
         let bounds = known.bounds.widened(drift).narrowed(shown);
         let gap = match known.stands_still && reading.time > known.last.time {
-            // It may have begun to run again at any instant since.
+            // A clock that stood still may have begun to run again at any instant since.
             true => known.bounds.gap(shown).max(0),
             false => known.bounds.gap(shown),
         };
@@ -190,7 +191,7 @@ impl RemoteClock {
         stepped.then_some(ClockTrouble::Step { by })
     }
 
-    /// The same time was shown again.
+    /// Handles a reading that shows the same time as the last one.
     fn same_again(&mut self, known: Known, fresh: Known) -> Option<ClockTrouble> {
         let stood = fresh.last.sent.since(known.shown_since);
         let stands_still = known.stands_still || stood >= STILL_MIN;
@@ -214,7 +215,7 @@ mod tests {
     const SECOND: u64 = 1_000_000;
     const HOUR: u64 = 3_600 * SECOND;
 
-    /// A reading that was asked for at `sent` and took `took`, both in microseconds.
+    /// A reading whose request was sent at `sent` and took `took`, both in microseconds.
     fn reading(time: u64, sent: u64, took: u64) -> Reading {
         let at = |micros: u64| Moment::from_nanos(1_000 * micros);
         Reading { sent: at(sent), received: at(sent + took), time }
@@ -265,7 +266,7 @@ mod tests {
         let mut clock = clock();
         let hidden = HOUR + 3 * SECOND;
         assert_eq!(clock.read(reading(hidden, 2 * SECOND, 10 * SECOND)), None);
-        // Two seconds ahead, if the answer was given at once; and it was.
+        // The clock was two seconds ahead, because the server had answered at once.
         let stepped = clock.read(reading(HOUR + 14 * SECOND, 13 * SECOND, 400));
         assert!(ahead(stepped).is_some_and(|by| (1_800_000..=2_000_000).contains(&by)));
     }
@@ -292,19 +293,19 @@ mod tests {
         }
         assert!(matches!(told[..], [ClockTrouble::Frozen { stood }] if stood >= STILL_MIN));
         assert!(clock.stands_still());
-        // It runs on from what it showed.
+        // It runs on from the time that it showed.
         assert_eq!(clock.read(reading(HOUR + 15_000, 3 * SECOND, 400)), None);
         assert_eq!(clock.read(reading(HOUR + SECOND, 4 * SECOND - 15_000, 400)), None);
         assert!(!clock.stands_still());
         let again = clock.read(reading(HOUR + SECOND, 5 * SECOND, 400));
         assert!(matches!(again, Some(ClockTrouble::Frozen { .. })), "{again:?}");
-        // It is set to what it should show.
+        // It is set to the right time.
         let set = clock.read(reading(HOUR + 9 * SECOND, 10 * SECOND, 400));
         assert!(ahead(set).is_some(), "{set:?}");
     }
 
     #[test]
-    fn what_is_shown_again_within_a_tick_runs() {
+    fn clock_that_shows_the_same_time_within_a_tick_runs() {
         let mut clock = clock();
         assert_eq!(clock.read(reading(HOUR + 200, SECOND + 10_000, 400)), None);
         assert!(!clock.stands_still());

@@ -1,8 +1,8 @@
 //! A file that is read and written under a fence.
 //!
-//! Beside `FILE` are `FILE.fence`, the greatest fence seen, and `FILE.fence-lock`, whose lock (of
-//! the operating system) is held during an access. Both the fence and the content are replaced as
-//! a whole and flushed, the fence first: whatever crashes in between, no older fence is accepted.
+//! Beside `FILE` are `FILE.fence`, the greatest fence seen, and `FILE.fence-lock`. An access holds
+//! the operating system's lock on the latter. The guard replaces the fence and the content each as
+//! a whole, and flushes them, the fence first. So after any crash it accepts no older fence.
 
 use std::fs::{File, OpenOptions, Permissions};
 use std::io::{self, Write as _};
@@ -16,8 +16,8 @@ type Result<T> = std::result::Result<T, GuardError<io::Error>>;
 
 /// A file that refuses accesses with an old fence.
 ///
-/// For the processes of one machine and a local disk. Its calls block: while another one accesses
-/// the file, and while the disk works. In asynchronous code call them where that is fine.
+/// For the processes of one machine and a local disk. Its calls block while another process
+/// accesses the file, and while the disk works. Asynchronous code must call it where it may block.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -42,12 +42,12 @@ pub struct GuardedFile {
 }
 
 impl GuardedFile {
-    /// The guard of the file at `path`. Nothing is touched before the first access.
+    /// The guard of the file at `path`. It touches no file before the first access.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self { path: path.into() }
     }
 
-    /// The file that is guarded.
+    /// The guarded file.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -62,8 +62,7 @@ impl GuardedFile {
         self.access(fence, |path| std::fs::read(path))
     }
 
-    /// Does anything with the file that must not happen too late, and lets nobody else in
-    /// meanwhile.
+    /// Calls `act` with the file's path, if the fence is not old. Other accesses wait meanwhile.
     pub fn access<T>(&self, fence: u64, act: impl FnOnce(&Path) -> io::Result<T>) -> Result<T> {
         let path = self.real_path();
         let lock = lock(&path).map_err(GuardError::Store)?;
@@ -78,14 +77,14 @@ impl GuardedFile {
         done
     }
 
-    /// The greatest fence seen; 0 if there was none.
+    /// The greatest fence seen; 0 before the first.
     pub fn highest(&self) -> Result<u64> {
         let path = self.real_path();
         let _lock = lock(&path).map_err(GuardError::Store)?;
         self.seen(&path)
     }
 
-    /// The file that a link leads to: whatever way one comes, it has one guard.
+    /// The file that a link leads to, so that the file has one guard under all its names.
     fn real_path(&self) -> PathBuf {
         std::fs::canonicalize(&self.path).unwrap_or_else(|_| self.path.clone())
     }
@@ -94,7 +93,7 @@ impl GuardedFile {
         match std::fs::read_to_string(beside(path, "fence")) {
             Ok(text) => text.trim().parse().map_err(|_| GuardError::Unusable {
                 resource: self.resource(),
-                // Taking it for zero would accept anybody.
+                // Reading it as zero would accept every fence.
                 reason: "what stands in its `.fence` file is no fence",
             }),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(0),
@@ -107,7 +106,7 @@ impl GuardedFile {
     }
 }
 
-/// Waits until nobody else accesses the file. The lock ends with the value, or the process.
+/// Waits until no other access is going on. The lock ends with the value, or the process.
 fn lock(path: &Path) -> io::Result<File> {
     let path = beside(path, "fence-lock");
     let file = OpenOptions::new().create(true).truncate(false).write(true).open(path)?;
@@ -126,7 +125,7 @@ fn beside(path: &Path, ending: &str) -> PathBuf {
     name.into()
 }
 
-/// Replaces a file as a whole; on the disk when this returns. Its permissions stay.
+/// Replaces a file as a whole, and flushes it to the disk. Its permissions stay.
 fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
     let fresh = beside(path, "new");
     let permissions: Option<Permissions> =
@@ -167,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_seen_outlives_the_guard() {
+    fn greatest_fence_outlives_the_guard() {
         let (_folder, file) = place();
         file.write(u64::MAX, b"x").expect("written");
         let again = GuardedFile::new(file.path());

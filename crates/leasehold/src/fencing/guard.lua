@@ -1,4 +1,4 @@
--- Refuses an old fence and remembers a new one. What the access does comes behind this.
+-- Refuses an old fence and remembers a new one. The commands of the access follow.
 --
 -- KEYS  1 the greatest fence seen; further ones are the access's own
 -- ARGV  1 the fence of the access; further ones are the access's own

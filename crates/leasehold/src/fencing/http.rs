@@ -1,4 +1,4 @@
-//! Fences over HTTP: a header that carries one, and a server's memory of the greatest.
+//! Fences over HTTP: a header with a fence, and a server's memory of the greatest ones.
 //!
 //! No HTTP library is needed: a header is a name and a text, a refusal is a status and a reason.
 
@@ -12,9 +12,9 @@ use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard};
 
 use super::{Refused, judge};
 
-/// The fence of a request, and what it is for: `Leasehold-Fence: RESOURCE=FENCE`.
+/// The fence and the resource of a request: `Leasehold-Fence: RESOURCE=FENCE`.
 ///
-/// In the resource everything but letters, digits and `-._~:/` is written as `%XX`.
+/// In the resource, each byte but letters, digits and `-._~:/` becomes `%XX`.
 ///
 /// ```
 /// use leasehold::fencing::FenceHeader;
@@ -25,9 +25,9 @@ use super::{Refused, judge};
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FenceHeader {
-    /// What the request is about.
+    /// The resource of the request.
     pub resource: String,
-    /// The fence of the lease under which it is made.
+    /// The fence of the lease under which the client makes it.
     pub fence: u64,
 }
 
@@ -104,28 +104,28 @@ fn decode(text: &str) -> Option<String> {
     String::from_utf8(bytes).ok()
 }
 
-/// Why a request is not let through.
+/// Why the guard refuses a request.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum HttpRefusal {
     /// It came too late.
     #[error(transparent)]
     Refused(#[from] Refused),
-    /// It does not say its fence.
+    /// It has no fence header.
     #[error("this needs a `Leasehold-Fence: RESOURCE=FENCE` header")]
     Missing,
-    /// It says it in a way that cannot be read.
+    /// Its fence header cannot be read.
     #[error(transparent)]
     Unreadable(#[from] HeaderError),
-    /// Its fence is for something else.
+    /// Its fence is for another resource.
     #[error("the `Leasehold-Fence` header is for `{given}`, and this is `{wanted}`")]
     OtherResource {
-        /// What the header names.
+        /// The resource in the header.
         given: String,
-        /// What the request is about.
+        /// The resource of the request.
         wanted: String,
     },
-    /// The guard remembers as many resources as it may, and this one is not among them.
+    /// The guard remembers as many resources as it may, and this one is new.
     #[error("this server remembers the fences of {limit} resources, and has no room for more")]
     Full {
         /// How many.
@@ -147,12 +147,12 @@ impl HttpRefusal {
 
 /// The greatest fence that a server has seen for each resource, in memory.
 ///
-/// Letting a request in and doing what it asks must be one step for all others, or a request could
-/// be let in, paused, and write after a newer one had been here. So [`enter`](Self::enter) gives a
-/// [`Turn`] that keeps everybody else off the resource until it is dropped. If what the server does
-/// ends up in a store, let the store check, too.
+/// The check and the work of a request must be one step for all other requests. Otherwise a request
+/// could pass the check, pause, and write after a newer one. So [`enter`](Self::enter) returns a
+/// [`Turn`] that keeps other requests off the resource until it is dropped. If the server writes to
+/// a store, let the store check, too.
 ///
-/// A server that is started again has seen nothing: save [`snapshot`](Self::snapshot) and
+/// A server that starts again has seen no fence. Save [`snapshot`](Self::snapshot) and
 /// [`restore`](Self::restore) it, or keep the fences beside the data.
 ///
 /// ```
@@ -195,27 +195,27 @@ pub struct Turn {
 }
 
 impl Turn {
-    /// The fence that was let in.
+    /// The fence of the request.
     pub fn fence(&self) -> u64 {
         self.fence
     }
 }
 
 impl HighestSeen {
-    /// A guard that remembers up to `limit` resources. One more is refused rather than an old
-    /// one forgotten: forgetting would let late requests in.
+    /// A guard that remembers up to `limit` resources. It refuses one more, and does not forget an
+    /// old one: that would let late requests in.
     pub fn new(limit: usize) -> Self {
         Self { limit, seats: Mutex::default() }
     }
 
-    /// A guard that goes on where another one was.
+    /// A guard that goes on from another one's snapshot.
     pub fn restore(limit: usize, seen: impl IntoIterator<Item = (String, u64)>) -> Self {
         let seat = |highest| Arc::new(Seat { highest: AtomicU64::new(highest), ..Seat::default() });
         let seats = seen.into_iter().map(|(resource, highest)| (resource, seat(highest)));
         Self { limit, seats: Mutex::new(seats.collect()) }
     }
 
-    /// What it remembers.
+    /// The greatest fence of each resource.
     pub fn snapshot(&self) -> Vec<(String, u64)> {
         let highest = |seat: &Seat| seat.highest.load(Ordering::Acquire);
         self.seats().iter().map(|(resource, seat)| (resource.clone(), highest(seat))).collect()
@@ -225,10 +225,10 @@ impl HighestSeen {
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future gives up its place; nothing is remembered.
+    /// Dropping the future gives up its place; the guard does not remember the fence.
     pub async fn enter(&self, resource: &str, fence: u64) -> Result<Turn, HttpRefusal> {
         let seat = self.seat(resource)?;
-        // An old one need not wait to hear that it is.
+        // Refuses an old fence at once, without waiting.
         judge(resource, fence, seat.highest.load(Ordering::Acquire))?;
         let turn = Arc::clone(&seat.turn).lock_owned().await;
         judge(resource, fence, seat.highest.load(Ordering::Acquire))?;
@@ -250,7 +250,7 @@ impl HighestSeen {
         self.enter(resource, header.fence).await
     }
 
-    /// Forgets a resource whose fences will never be checked again, and that nobody is at.
+    /// Forgets a resource whose fences will never be checked again, and that no request uses.
     pub fn forget(&self, resource: &str) {
         self.seats().remove(resource);
     }
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_no_header_is_400_and_none_is_428() {
+    async fn bad_header_is_400_and_a_missing_one_is_428() {
         let guard = HighestSeen::new(10);
         let long = format!("{}=1", "x".repeat(513));
         let bad = [

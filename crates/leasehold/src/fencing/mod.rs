@@ -1,9 +1,9 @@
-//! The checking half of a fence: resources that refuse whoever comes too late.
+//! The checking half of a fence: resources that refuse late accesses.
 //!
 //! A lease's [`fence`](crate::Lease::fence) is greater than that of every lease granted on its
-//! name before. A resource that remembers the greatest fence it has seen, and refuses every access
-//! with a smaller one, *reads included*, sees whole tenures one after the other, whatever clocks
-//! and pauses do. Nothing but that protects data when a process can be paused.
+//! name before. A guarded resource remembers the greatest fence that it has seen, and refuses every
+//! access with a smaller one, *reads included*. So it sees the leases one after the other, even if
+//! clocks jump or processes pause. Only this protects data when a process can be paused.
 //!
 //! | the resource | its guard | where the greatest fence is kept |
 //! |---|---|---|
@@ -11,15 +11,15 @@
 //! | rows in SQLite | `GuardedSqlite` (feature `sqlite`) | a table of the same database |
 //! | rows in PostgreSQL | `GuardedPostgres` (feature `postgres`) | a table of the same database |
 //! | keys in Redis | `GuardedRedis` (feature `redis`) | a key of the same slot |
-//! | whatever is behind HTTP | [`HighestSeen`], [`FenceHeader`] | the server's memory |
+//! | anything behind HTTP | [`HighestSeen`], [`FenceHeader`] | the server's memory |
 //!
-//! All check in the same atomic step in which the access happens, in the store that has the data;
-//! a check somewhere else, or a moment before, would leave a gap to be paused in. A fence equal to
-//! the greatest is good: one lease may do many things. All who use a resource must check, with
-//! fences of one name.
+//! Each guard checks in the same atomic step as the access, in the store that has the data. A check
+//! elsewhere, or a moment before, would leave a gap in which the process may pause. A fence equal
+//! to the greatest is good: one lease may do many things. All programs that use a resource must
+//! check, with fences of one name.
 //!
-//! What is remembered must last as long as the store of the locks. If that is set back to an older
-//! state, as by restoring a backup, [`bump_epoch`](crate::Client::bump_epoch) raises its fences
+//! The remembered fences must last as long as the store of the locks. A restored backup sets that
+//! store back to an older state. Then [`bump_epoch`](crate::Client::bump_epoch) raises its fences
 //! above all that guards may have seen.
 
 mod file;
@@ -40,17 +40,17 @@ pub use redis::{GuardedRedis, GuardedScript};
 #[cfg(feature = "sqlite")]
 pub use sqlite::GuardedSqlite;
 
-/// An access that came too late: somebody with a newer lease was here already.
+/// An access that came too late: a holder of a newer lease came first.
 ///
 /// Stop, and do not try again with the same lease.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("fence {given} is old: {highest} was seen for `{resource}`; the lease was lost")]
 pub struct Refused {
-    /// What was to be accessed.
+    /// The resource.
     pub resource: String,
     /// The fence of the access.
     pub given: u64,
-    /// The greatest that was seen.
+    /// The greatest fence that the guard has seen.
     pub highest: u64,
 }
 
@@ -58,18 +58,18 @@ pub struct Refused {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum GuardError<E> {
-    /// It came too late; nothing was done.
+    /// The access came too late; nothing was done.
     #[error(transparent)]
     Refused(#[from] Refused),
-    /// The store failed. Whether anything was done is as unknown as with any access to it.
-    #[error("the guarded store failed: {0}")]
+    /// The store failed. Whether the access took effect is unknown, as with any access to it.
+    #[error("the guarded store failed")]
     Store(#[source] E),
-    /// The store cannot keep this fence, or what it kept is no fence.
+    /// The store cannot keep this fence, or its record is no fence.
     #[error("the guard of `{resource}` cannot be used: {reason}")]
     Unusable {
-        /// What was to be accessed.
+        /// The resource.
         resource: String,
-        /// What is wrong.
+        /// The fault.
         reason: &'static str,
     },
 }
@@ -84,7 +84,7 @@ impl<E> GuardError<E> {
     }
 }
 
-/// Refuses a fence that is smaller than the greatest seen.
+/// Refuses a fence that is smaller than the greatest one seen.
 fn judge(resource: &str, given: u64, highest: u64) -> Result<(), Refused> {
     match given < highest {
         true => Err(Refused { resource: resource.to_owned(), given, highest }),
@@ -99,4 +99,17 @@ fn signed<E>(resource: &str, fence: u64) -> Result<i64, GuardError<E>> {
         resource: resource.to_owned(),
         reason: "the fence is larger than any that a store gives out",
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failure_of_the_guarded_store_is_told_once_in_the_chain() {
+        let failed = GuardError::Store(std::io::Error::other("the disk is full"));
+        let source = std::error::Error::source(&failed).expect("its cause");
+        assert_eq!(source.to_string(), "the disk is full");
+        assert!(!failed.to_string().contains("disk"), "{failed}");
+    }
 }

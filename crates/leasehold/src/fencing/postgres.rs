@@ -5,7 +5,7 @@ use tokio_postgres::{Row, Transaction};
 
 use super::{GuardError, judge, signed};
 
-const GUARDS: &str = include_str!("../postgres/table/guards.sql");
+const GUARDS: &str = include_str!("../engines/postgres/table/guards.sql");
 
 type Result<T> = std::result::Result<T, GuardError<tokio_postgres::Error>>;
 
@@ -35,38 +35,46 @@ pub struct GuardedPostgres {
 }
 
 impl GuardedPostgres {
-    /// The guard in this schema; `leasehold` is that of the lease table, unless said otherwise.
+    /// The guard in this schema; by default the lease table's schema is `leasehold`.
     pub fn new(schema: &str) -> Self {
         Self { schema: format!("\"{}\"", schema.replace('"', "\"\"")) }
     }
 
     /// The statement that checks, for any client and language: `$1` is the resource and `$2` the
-    /// fence. It fails with SQLSTATE 55000, and so ends the transaction, where
-    /// [`check`](Self::check) says refused.
+    /// fence. Where [`check`](Self::check) refuses, the statement fails with SQLSTATE 55000. That
+    /// ends the transaction.
     pub fn statement(&self) -> String {
         format!("SELECT {}.fence_check($1, $2)", self.schema)
     }
 
-    /// What [`install`](Self::install) runs: for databases whose schema somebody else looks after.
+    /// The statements of [`install`](Self::install), for users who manage their schema themselves.
     pub fn schema_statements(&self) -> String {
-        let guards = GUARDS.replace("leasehold.", &format!("{}.", self.schema));
-        format!("CREATE SCHEMA IF NOT EXISTS {};\n{guards}", self.schema)
+        let schema = &self.schema;
+        let guards = GUARDS.replace("leasehold.", &format!("{schema}."));
+        // Takes the same lock as the lease table's statements, under the same name. Without it one
+        // of two concurrent creations fails, even with `IF NOT EXISTS` and `OR REPLACE`.
+        let store = if schema == "\"leasehold\"" { "leasehold" } else { schema };
+        let store = store.replace('\'', "''");
+        format!(
+            "SELECT pg_advisory_xact_lock(hashtextextended('{store}.store', 7738));\n\
+             CREATE SCHEMA IF NOT EXISTS {schema};\n{guards}"
+        )
     }
 
-    /// Makes the schema, the table and the functions if they are not there.
+    /// Creates the schema, the table and the functions if they do not exist. Other transactions
+    /// that install them at the same time wait until this one ends.
     pub async fn install(&self, change: &Transaction<'_>) -> Result<()> {
         change.batch_execute(&self.schema_statements()).await.map_err(GuardError::Store)
     }
 
     /// Refuses an old fence and remembers a new one. Call it first in the transaction that reads
-    /// or writes the resource, and roll that back when it is refused.
+    /// or writes the resource. If it refuses, roll the transaction back.
     ///
-    /// From here on whoever else checks the same resource waits until the transaction ends, so
-    /// nobody with a newer fence can come in between. What was remembered counts if the
-    /// transaction is committed: commit those that only read, too.
+    /// Other checks of the same resource wait until the transaction ends, so no newer fence can
+    /// come in between. A commit makes the new fence count: commit read-only transactions, too.
     pub async fn check(&self, change: &Transaction<'_>, resource: &str, fence: u64) -> Result<()> {
         let number = signed(resource, fence)?;
-        // A row that is locked and not raised is one whose fence is greater.
+        // It locks the row in any case. It returns no row if the remembered fence is greater.
         let raise = format!(
             "INSERT INTO {}.guards AS g VALUES ($1, $2) \
              ON CONFLICT ON CONSTRAINT guards_pkey DO UPDATE SET fence = excluded.fence \

@@ -10,8 +10,8 @@ type Result<T> = std::result::Result<T, GuardError<RedisError>>;
 /// Reads and writes keys under fences. The greatest fence of a key is kept in another key of the
 /// same slot, which never expires.
 ///
-/// As durable as the server: with `appendfsync everysec` the last second of what was remembered
-/// may be lost with what was written.
+/// As durable as the server: with `appendfsync everysec` a crash may lose the fences of the last
+/// second together with the values.
 ///
 /// ```no_run
 /// # async fn change(mut db: redis::aio::MultiplexedConnection, lease: leasehold::Lease)
@@ -45,9 +45,9 @@ impl GuardedRedis {
         }
     }
 
-    /// Where the greatest fence seen for a resource is kept: in the slot of the key of that name.
+    /// The key that keeps a resource's greatest fence, in the same slot as the key of that name.
     pub fn fence_key(resource: &str) -> String {
-        crate::redis::guard_key(resource)
+        crate::engines::redis::guard_key(resource)
     }
 
     /// Sets a key.
@@ -72,7 +72,7 @@ impl GuardedRedis {
     }
 }
 
-/// A script of the user's that runs only with a fence that is not old.
+/// A user's script that runs only with a fence that is not old.
 ///
 /// ```
 /// use leasehold::fencing::GuardedScript;
@@ -87,7 +87,7 @@ pub struct GuardedScript {
 }
 
 impl GuardedScript {
-    /// What stands before the user's script, for clients of other languages: `KEYS[1]` is the
+    /// The check before the user's script, for clients of other languages: `KEYS[1]` is the
     /// [`fence_key`](GuardedRedis::fence_key) of the resource, `ARGV[1]` the fence.
     pub const PRELUDE: &'static str = include_str!("guard.lua");
 

@@ -32,22 +32,22 @@ pub struct GuardedSqlite {
 }
 
 impl GuardedSqlite {
-    /// What [`install`](Self::install) runs: for databases whose schema somebody else looks after.
+    /// The statement of [`install`](Self::install), for users who manage their schema themselves.
     pub const SCHEMA: &'static str = "CREATE TABLE IF NOT EXISTS leasehold_guards \
          (resource TEXT PRIMARY KEY, fence INTEGER NOT NULL) WITHOUT ROWID";
 
-    /// Makes the table if it is not there.
+    /// Creates the table if it does not exist.
     pub fn install(db: &Connection) -> Result<Self> {
         db.execute(Self::SCHEMA, []).map_err(GuardError::Store)?;
         Ok(Self { _installed: () })
     }
 
     /// Refuses an old fence and remembers a new one. Call it first in the transaction that reads
-    /// or writes the resource, and end that without committing when it is refused.
+    /// or writes the resource. If it refuses, end the transaction without a commit.
     ///
-    /// From here on nobody else writes to the database until the transaction ends, so nobody with
-    /// a newer fence can come in between. What was remembered counts if the transaction is
-    /// committed: commit those that only read, too.
+    /// It keeps other connections from writing to the database until the transaction ends, so no
+    /// newer fence can come in between. A commit makes the new fence count: commit transactions
+    /// that only read, too.
     pub fn check(&self, change: &Transaction<'_>, resource: &str, fence: u64) -> Result<()> {
         let number = signed(resource, fence)?;
         let highest = raise(change, resource, number).map_err(GuardError::Store)?;
@@ -61,9 +61,9 @@ impl GuardedSqlite {
     }
 }
 
-/// Raises what is remembered; returns the greatest fence seen.
+/// Raises the remembered fence; returns the greatest one seen.
 fn raise(db: &Connection, resource: &str, fence: i64) -> rusqlite::Result<i64> {
-    // A statement that writes, also where there is nothing to raise: it takes the write lock.
+    // This always writes, even if there is nothing to raise, because it must take the write lock.
     db.prepare_cached(
         "INSERT INTO leasehold_guards (resource, fence) VALUES (?1, ?2) \
          ON CONFLICT (resource) DO UPDATE SET fence = max(fence, excluded.fence)",
@@ -113,6 +113,28 @@ mod tests {
         let change = db.transaction().expect("begun");
         assert!(guard.check(&change, "r", 7).is_err(), "what was rolled back was not forgotten");
         assert!(matches!(guard.check(&change, "r", u64::MAX), Err(GuardError::Unusable { .. })));
+    }
+
+    #[test]
+    fn twelve_connections_that_start_at_once_install_one_guard() {
+        for _ in 0..5 {
+            let folder = tempfile::tempdir().expect("a folder");
+            let path = folder.path().join("db");
+            let start = std::sync::Barrier::new(12);
+            std::thread::scope(|scope| {
+                for _ in 0..12 {
+                    scope.spawn(|| {
+                        let mut db = Connection::open(&path).expect("a database");
+                        start.wait();
+                        let guard = GuardedSqlite::install(&db).expect("installed");
+                        let behaviour = rusqlite::TransactionBehavior::Immediate;
+                        let change = db.transaction_with_behavior(behaviour).expect("begun");
+                        guard.check(&change, "r", 5).expect("not old");
+                        change.commit().expect("committed");
+                    });
+                }
+            });
+        }
     }
 
     #[test]

@@ -9,10 +9,10 @@ use leasehold_testkit::{Certificates, Etcd, Proxy, Renewals, Server};
 
 use super::support::*;
 
-/// The login of the root user, as etcd's own command is told.
+/// The login of the root user, for etcd's own command.
 const ROOT: &str = "--user=root:top";
 
-/// A server with a root user and one who may use the keys below `app/`.
+/// A server with a root user and one that may use the keys below `app/`.
 async fn guarded() -> Server {
     let server = server().await;
     let orders: &[&[&str]] = &[
@@ -27,7 +27,7 @@ async fn guarded() -> Server {
         &["auth", "enable"],
     ];
     for order in orders {
-        // The role of root is there already in some versions.
+        // Some versions already have the role of root.
         let done = etcdctl(&endpoint(&server)).args(*order).output().expect("etcdctl runs");
         let error = String::from_utf8_lossy(&done.stderr).into_owned();
         assert!(done.status.success(), "{order:?}: {error}");
@@ -35,12 +35,12 @@ async fn guarded() -> Server {
     server
 }
 
-/// What root says to a guarded server.
+/// Runs etcd's own command as root on a guarded server.
 fn root(server: &Server, words: &[&str]) {
     ctl(&endpoint(server), &[&[ROOT], words].concat());
 }
 
-/// Gives a user another password, as root. The server forgets its logins with that.
+/// Gives a user another password, as root. The server then forgets its logins.
 fn set_password(server: &Server, user: &str, password: &str) {
     let mut command = etcdctl(&endpoint(server));
     command.args([ROOT, "user", "passwd", user, "--interactive=false"]);
@@ -113,14 +113,14 @@ async fn f99_login_that_the_server_forgot_is_renewed_while_the_lease_is_held() {
     nothing_is_left_for(&server, &[ROOT], &[client]).await;
 }
 
-/// What was lost is not given back in place of what the next one holds.
+/// The release of the lost lease does not release the next one.
 async fn harms_nobody(lost: Lease, next: Lease) {
     assert_ne!(soon("an answer", lost.release()).await.ok(), Some(Released::Released));
     assert!(next.is_held());
     assert_eq!(soon("an answer", next.release()).await.expect("one"), Released::Released);
 }
 
-/// Takes its login from a holder whom another user waits for, and sees that it loses in time.
+/// Takes the login of a holder for which another user waits, and checks that it loses in time.
 async fn loses_with_its_login(take: impl AsyncFn(&Server)) {
     let server = guarded().await;
     let (one, seen) = Renewals::of(&url(&server, "you:quiet", "app/")).await.expect("a connection");
@@ -178,21 +178,22 @@ async fn f99_login_that_is_good_again_in_time_keeps_the_lease() {
     nothing_is_left_for(&server, &[ROOT], &[one, two]).await;
 }
 
-/// Closes the clients of a store that only certificates open, and sees that nothing is left in it.
+/// Closes the clients of a store that only certificates open, and checks that nothing is left in
+/// it.
 async fn nothing_is_left_within(made: &Certificates, server: &Server, clients: &[Client]) {
-    // That of the client may have run out by now.
+    // The client's certificate may have run out by now.
     let (ca, cert, key) = (made.ca(), made.server_certificate(), made.server_key());
     let (ca, cert, key) = (ca.display(), cert.display(), key.display());
     let login = [format!("--cacert={ca}"), format!("--cert={cert}"), format!("--key={key}")];
     nothing_is_left_for(server, &login.each_ref().map(String::as_str), clients).await;
 }
 
-/// A connection outlives the certificate it was opened with; the next one is refused.
+/// A connection outlives the certificate with which it was opened; the server refuses the next one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f99_lease_of_a_client_whose_certificate_ran_out_is_lost_before_the_next_is_granted() {
     let life = Duration::from_secs(8);
     let made = Certificates::with_client_valid_for(life).expect("certificates");
-    // Its last second is a whole one.
+    // The last second of the certificate is a whole one.
     let ended = SystemTime::now() + life + Duration::from_secs(1);
     let server = Etcd::new().mutual_tls(&made).start().await.expect("a server");
     let proxy = Proxy::start(server.address()).await.expect("a proxy");
@@ -203,7 +204,7 @@ async fn f99_lease_of_a_client_whose_certificate_ran_out_is_lost_before_the_next
     };
     let far = url(proxy.address(), &made.client_certificate(), &made.client_key());
     let (far, seen) = Renewals::of(&far).await.expect("a connection");
-    // A server's certificate is as good for a client, and lasts.
+    // A server's certificate also works for a client, and it lasts.
     let near = url(server.address(), &made.server_certificate(), &made.server_key());
     let near = client(&near).await;
     let ttl = Duration::from_secs(3);
@@ -224,11 +225,11 @@ async fn f99_lease_of_a_client_whose_certificate_ran_out_is_lost_before_the_next
     assert!(next.fence() > lease.fence());
     let failures = seen.failures();
     assert!(failures.iter().any(|failure| failure.contains("ertificate")), "{failures:?}");
-    // Not always: the connection may be gone before the reason was read.
+    // Not always: the connection may be gone before the client has read the reason.
     let refused = soon("an answer", far.mutex("job").ttl(ttl).try_lock()).await;
     assert!(matches!(&refused, Err(Error::Unreachable { .. })), "{refused:?}");
     harms_nobody(lease, next).await;
-    // Nothing waits for an answer that cannot come.
+    // No client waits for an answer that cannot come.
     nothing_is_left_within(&made, &server, &[far, near]).await;
 }
 

@@ -1,4 +1,4 @@
-//! Members that die, stop and come back while locks are held and waited for.
+//! Members that die, stop and come back while clients hold and wait for locks.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use super::support::*;
 /// Long enough for an election on a busy machine, short enough to see several renewals.
 const TTL: Duration = Duration::from_secs(12);
 
-/// A lease that is held and a claim that waits for it, by clients that know all members.
+/// A held lease and a claim that waits for it, by clients that know all members.
 async fn held_and_waited_for(group: &Group, name: &str) -> ([Client; 2], leasehold::Lease, Waiter) {
     let [one, two] = [client(group.url()).await, client(group.url()).await];
     let lease = one.mutex(name).ttl(TTL).lock().await.expect("it is free");
@@ -19,7 +19,7 @@ async fn held_and_waited_for(group: &Group, name: &str) -> ([Client; 2], leaseho
     ([one, two], lease, waiter)
 }
 
-/// Sees a lease renewed, and never lost meanwhile.
+/// Checks that a lease is renewed, and never lost meanwhile.
 async fn renewed(lease: &leasehold::Lease, waiter: &Waiter) {
     let before = lease.safe_until();
     until("a renewal", async || {
@@ -105,10 +105,9 @@ async fn f92_leases_survive_the_restart_of_the_whole_cluster() {
     nothing_is_left(&group.servers()[0], &clients).await;
 }
 
-/// A leader that was stopped for longer than a ttl may believe, before it hears that it was
-/// replaced, that the leases it knew have ended; servers before 3.4.31 and 3.5.13 then let it end
-/// them. So a lease may be lost here although it was renewed, and its holder is told by the next
-/// renewal.
+/// A leader that was stopped for longer than a ttl does not know yet that it was replaced. It may
+/// believe that the leases it knew have ended. Servers before 3.4.31 and 3.5.13 then let it end
+/// them. So a renewed lease may be lost here, and its holder learns of that at the next renewal.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f93_leader_that_slept_for_longer_than_a_ttl_ends_no_lease_without_a_word() {
     let ttl = Duration::from_secs(8);

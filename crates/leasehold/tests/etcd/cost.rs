@@ -1,4 +1,4 @@
-//! What things cost: counted in revisions, each of which is one proposal to the cluster.
+//! The cost of operations, counted in revisions. Each revision is one proposal to the cluster.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -39,7 +39,7 @@ async fn a_cycle_is_two_proposals_contended_or_not() {
     nothing_is_left(&server, &[one, two]).await;
 }
 
-/// etcd remembers deleted keys until it is compacted, and reads past them: with a key for each
+/// etcd remembers deleted keys until it is compacted, and reads past them. With a key for each
 /// claim, a name would get slower with every lock it ever had.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_client_uses_its_keys_on_a_name_again() {
@@ -64,7 +64,7 @@ async fn a_client_uses_its_keys_on_a_name_again() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_never_waits_does_not_watch() {
+async fn client_that_never_waits_does_not_watch() {
     let server = server().await;
     let [one, two] = [client(server.url()).await, client(server.url()).await];
     for _ in 0..3 {
@@ -91,7 +91,8 @@ async fn a_client_watches_once_however_many_of_its_claims_wait() {
         waiters.push(Waiter::start(two.claim(&name).ttl(LONG)));
         until_waiting(&one, &name, 1).await;
     }
-    assert_eq!(metric(&server, "etcd_debugging_mvcc_watcher_total"), 1);
+    // One for all claims that wait, and one for messages to the client that holds.
+    until("two watches", async || metric(&server, "etcd_debugging_mvcc_watcher_total") == 2).await;
     for (lease, waiter) in leases.into_iter().zip(&mut waiters) {
         lease.release().await.expect("an answer");
         waiter.granted().await.release().await.expect("an answer");
@@ -99,7 +100,7 @@ async fn a_client_watches_once_however_many_of_its_claims_wait() {
     nothing_is_left(&server, &[one, two]).await;
 }
 
-/// Takes a minute: whether somebody waited is looked at twice in it, and at first somebody did.
+/// Takes a minute: in it the client checks twice whether a claim waited, and at first one did.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_watch_closes_after_half_a_minute_unless_somebody_waits() {
     const WATCHES: &str = "etcd_debugging_mvcc_watcher_total";
@@ -113,25 +114,26 @@ async fn a_watch_closes_after_half_a_minute_unless_somebody_waits() {
     until_waiting(&one, "waited", 1).await;
     let mut stays = Waiter::start(two.claim("waits").ttl(LONG));
     until_waiting(&one, "waits", 1).await;
-    until("their watches", async || metric(&server, WATCHES) == 2).await;
+    // The client that holds has one for messages.
+    until("their watches", async || metric(&server, WATCHES) == 3).await;
     waited.release().await.expect("an answer");
     next.granted().await.release().await.expect("an answer");
     let closed = async {
-        while metric(&server, WATCHES) > 1 {
+        while metric(&server, WATCHES) > 2 {
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
     };
     let closed = tokio::time::timeout(Duration::from_secs(90), closed).await;
     closed.expect("the watch that nobody needs is closed");
     assert!(begun.elapsed() >= Duration::from_secs(30), "{:?}", begun.elapsed());
-    // By then it was looked at twice whether the other is needed.
+    // By then the client has checked twice whether it still needs the other watch.
     tokio::time::sleep_until(begun + Duration::from_secs(65)).await;
-    assert_eq!(metric(&server, WATCHES), 1);
+    assert_eq!(metric(&server, WATCHES), 2);
     let spent = meter.spent();
-    assert!(spent.contains("Watch 2;"), "it is not closed and opened again: {spent}");
+    assert!(spent.contains("Watch 3;"), "it is not closed and opened again: {spent}");
     waits.release().await.expect("an answer");
     stays.granted().await.release().await.expect("an answer");
-    // Who has to wait once more opens it again.
+    // A client that has to wait once more opens it again.
     let lease = one.mutex("waited").ttl(LONG).lock().await.expect("free");
     let mut next = Waiter::start(three.claim("waited").ttl(LONG));
     until("another watch", async || metric(&server, WATCHES) == 2).await;
@@ -175,7 +177,8 @@ async fn f95_a_thousand_locks_cost_one_lease_and_stay_held() {
     const LOCKS: usize = 1_000;
     let server = server().await;
     let client = client(server.url()).await;
-    let ttl = Duration::from_secs(4);
+    // Renewing all of them takes a while on a busy machine, and begins at 60 % of this.
+    let ttl = Duration::from_secs(12);
     let mut leases = Vec::with_capacity(LOCKS);
     for index in 0..LOCKS {
         leases.push(client.mutex(format!("many:{index}")).ttl(ttl).lock().await.expect("free"));
@@ -194,7 +197,7 @@ async fn f95_a_thousand_locks_cost_one_lease_and_stay_held() {
     nothing_is_left(&server, &[client]).await;
 }
 
-/// What renewals took, as a client tells its observer.
+/// The measures of renewals, as a client reports them to its observer.
 #[derive(Debug, Clone, Default)]
 struct Renewals(Arc<Mutex<Vec<(usize, Duration)>>>);
 
@@ -214,8 +217,8 @@ async fn f95_twenty_thousand_locks_are_on_one_lease_and_all_stay_held() {
     let seen = Renewals::default();
     let engine = Etcd::open(server.url()).await.expect("a connection");
     let client = Client::builder().observer(seen.clone()).engine(engine).expect("a client");
-    // Renewing them all takes a while on a busy machine, and begins at 60 % of this.
-    let (ttl, mut leases) = (Duration::from_secs(10), Vec::with_capacity(LOCKS));
+    // Renewing all of them takes a while on a busy machine, and begins at 60 % of this.
+    let (ttl, mut leases) = (Duration::from_secs(15), Vec::with_capacity(LOCKS));
     for first in (0..LOCKS).step_by(AT_ONCE) {
         let indices = first..first + AT_ONCE;
         let all = client.all(indices.map(|index| client.claim(format!("very:{index}")).ttl(ttl)));
@@ -225,13 +228,13 @@ async fn f95_twenty_thousand_locks_are_on_one_lease_and_all_stay_held() {
     let begun = leases[LOCKS - 1].safe_until();
     until("several renewals of all", async || {
         assert!(leases.iter().all(|lease| lease.is_held()));
-        leases.iter().all(|lease| lease.safe_until().since(begun) > ttl * 3 / 2)
+        leases.iter().all(|lease| lease.safe_until().since(begun) > ttl)
     })
     .await;
     assert_eq!((claims(&server).len(), lease_ids(&server).len()), (LOCKS, 1));
     let renewals = std::mem::take(&mut *seen.0.lock().expect("nobody panics"));
     let renewed: usize = renewals.iter().map(|(claims, _)| claims).sum();
-    assert!(renewed >= LOCKS * 3, "{renewed} claims in {} exchanges", renewals.len());
+    assert!(renewed >= LOCKS * 2, "{renewed} claims in {} exchanges", renewals.len());
     let slowest = renewals.iter().map(|(_, took)| took).max().expect("some");
     println!("{renewed} claims in {} renewals, the slowest took {slowest:?}", renewals.len());
     drop(leases);
@@ -290,7 +293,7 @@ async fn a_long_line_is_served_in_order_and_joined_with_bounded_reads() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_meets_somebody_where_nobody_was_for_long_asks_once_more_and_then_no_more() {
+async fn claim_on_a_name_that_was_long_free_costs_one_more_exchange_once_it_is_contended() {
     const PROPOSALS: &str = "etcd_server_proposals_committed_total";
     let server = server().await;
     let [one, two] = [client(server.url()).await, client(server.url()).await];
@@ -301,7 +304,7 @@ async fn who_meets_somebody_where_nobody_was_for_long_asks_once_more_and_then_no
         lease.release().await.expect("an answer");
         next.granted().await.release().await.expect("an answer");
     };
-    // From here on both have their leases, and the one hears who leaves.
+    // From here on both clients have their leases, and `one` watches for claims that leave.
     contended("warm").await;
     let before = metric(&server, PROPOSALS);
     for _ in 0..10 {

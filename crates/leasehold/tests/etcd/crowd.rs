@@ -1,5 +1,5 @@
-//! Many tasks of one client at a time: their requests go together, and nobody notices but the
-//! server.
+//! Many tasks of one client at a time: the client batches their requests, and only the server
+//! notices.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -15,7 +15,7 @@ use super::support::*;
 const TASKS: usize = 64;
 const PROPOSALS: &str = "etcd_server_proposals_committed_total";
 
-/// Runs so many tasks side by side, and returns when all have ended.
+/// Runs `tasks` tasks side by side, and returns when all have ended.
 async fn side_by_side<F>(tasks: usize, task: impl Fn(usize) -> F)
 where
     F: Future<Output = ()> + Send + 'static,
@@ -62,7 +62,7 @@ async fn many_tasks_on_names_of_their_own_cost_far_fewer_proposals_than_two_each
     nothing_is_left(&server, &[client]).await;
 }
 
-/// Says who holds a name, by whom that is checked.
+/// Checks the leases of one name: one holder at a time, and rising fences.
 #[derive(Default)]
 struct Held {
     taken: AtomicBool,
@@ -81,7 +81,7 @@ impl Held {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn names_that_several_of_a_crowd_want_have_one_holder_at_a_time() {
+async fn name_that_several_tasks_want_has_one_holder_at_a_time() {
     const NAMES: usize = 8;
     const ROUNDS: usize = 20;
     let server = server().await;
@@ -94,7 +94,7 @@ async fn names_that_several_of_a_crowd_want_have_one_holder_at_a_time() {
                 let at = (number / 2 + round) % NAMES;
                 let mutex = client.mutex(format!("wanted:{at}")).ttl(LONG);
                 if round % 4 == 3 {
-                    // Given up while it is kept, on its way or in line.
+                    // Cancelled before it is sent, in flight, or in line.
                     let wait = Duration::from_micros((number * 37 % 900) as u64);
                     drop(tokio::time::timeout(wait, mutex.lock()).await);
                     continue;
@@ -109,7 +109,7 @@ async fn names_that_several_of_a_crowd_want_have_one_holder_at_a_time() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn tasks_that_are_aborted_in_a_crowd_leave_nothing() {
+async fn aborted_tasks_among_many_leave_nothing() {
     let server = server().await;
     let [crowd, other] = [client(server.url()).await, client(server.url()).await];
     for round in 0..10 {
@@ -141,7 +141,7 @@ async fn tasks_that_are_aborted_in_a_crowd_leave_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn claim_whose_lease_is_gone_is_no_concern_of_the_crowd_it_goes_with() {
+async fn claim_whose_lease_is_gone_fails_none_of_its_batch() {
     let (few, many) = (Duration::from_secs(200), LONG);
     let server = server().await;
     let client = client(server.url()).await;
@@ -172,7 +172,7 @@ async fn claim_whose_lease_is_gone_is_no_concern_of_the_crowd_it_goes_with() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f97_full_store_takes_back_what_a_crowd_holds_whatever_else_the_crowd_wants() {
+async fn f97_full_store_takes_back_leases_while_other_tasks_claim() {
     let server = Etcd::new().argument("--quota-backend-bytes=300000").start().await;
     let server = server.expect("a server");
     let client = client(server.url()).await;
@@ -199,8 +199,8 @@ async fn f97_full_store_takes_back_what_a_crowd_holds_whatever_else_the_crowd_wa
                 Some(lease) => {
                     assert_eq!(lease.release().await.expect("an answer"), Released::Released);
                 }
-                // The alarm does not count what is written inside of a transaction's transactions,
-                // so there may be room for some.
+                // The alarm does not count writes in transactions inside a transaction, so there
+                // may be room for some.
                 None => drop(mutex.lock().await),
             }
         }
@@ -211,11 +211,11 @@ async fn f97_full_store_takes_back_what_a_crowd_holds_whatever_else_the_crowd_wa
     nothing_is_left(&server, &[client]).await;
 }
 
-/// Locks and releases names of its own until it is told to end; counts what came of it.
+/// Locks and releases a name of its own until it is stopped; counts the successful rounds.
 async fn go_on(client: Client, number: usize, (done, end): (Arc<AtomicUsize>, Arc<AtomicBool>)) {
     let mutex = client.mutex(format!("on:{number}")).ttl(LONG);
     while !end.load(Ordering::Acquire) {
-        // Between two leaders there may be nobody to answer.
+        // Between two leaders there may be no member that answers.
         let Ok(lease) = mutex.lock().await else { continue };
         if lease.release().await.is_ok() {
             done.fetch_add(1, Ordering::AcqRel);
@@ -224,7 +224,7 @@ async fn go_on(client: Client, number: usize, (done, end): (Arc<AtomicUsize>, Ar
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn crowd_goes_on_when_its_member_stops() {
+async fn many_tasks_go_on_when_a_member_stops() {
     let group = cluster().await;
     let client = client(group.url()).await;
     let (done, end) = (Arc::<AtomicUsize>::default(), Arc::<AtomicBool>::default());
@@ -238,7 +238,7 @@ async fn crowd_goes_on_when_its_member_stops() {
         until(what, async || done.load(Ordering::Acquire) > before + TASKS).await;
     };
     more("locks").await;
-    // One of them is the member that is asked, one is the leader.
+    // One of them is the member that the client asks, one is the leader.
     for server in group.servers() {
         server.stop_process().expect("it runs");
         more("locks without a member").await;

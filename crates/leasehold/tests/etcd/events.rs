@@ -1,7 +1,7 @@
-//! What watchers are told of leases that end with their client, or after it.
+//! Events of leases that end with their client, or after it.
 //!
-//! Who watches asks of each key that goes whether its lease lives. Here that is asked only when
-//! all is over: the events are read last.
+//! A watcher asks for each key that goes whether its lease lives. These tests read the events last,
+//! so the watcher asks when all is over.
 
 use std::pin::Pin;
 
@@ -18,7 +18,7 @@ async fn next(events: &mut Events) -> (EventKind, u64) {
     (event.kind, event.fence)
 }
 
-/// Ends what was left to end by itself.
+/// Removes what was left to end by itself.
 async fn clear(server: &leasehold_testkit::Server) {
     for id in lease_ids(server) {
         ctl(&endpoint(server), &["lease", "revoke", &id]);
@@ -27,7 +27,7 @@ async fn clear(server: &leasehold_testkit::Server) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn lease_of_a_client_that_is_closed_is_told_as_released_and_not_as_expired() {
+async fn watcher_sees_the_lease_of_a_closed_client_as_released() {
     let server = server().await;
     let [one, two] = [client(server.url()).await, client(server.url()).await];
     let mut events = Box::pin(two.watch(&Query::all()).await.expect("a watch")) as Events;
@@ -44,7 +44,7 @@ async fn lease_of_a_client_that_is_closed_is_told_as_released_and_not_as_expired
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn last_claim_of_a_closed_client_is_told_as_released_and_not_as_expired() {
+async fn watcher_sees_the_release_of_a_detached_claim_of_a_closed_client() {
     let server = server().await;
     let [one, two] = [client(server.url()).await, client(server.url()).await];
     let mut events = Box::pin(two.watch(&Query::all()).await.expect("a watch")) as Events;

@@ -1,19 +1,20 @@
-//! What is sent for each verb, counted by the server: requests by their kind, and proposals.
+//! The requests of each verb, counted by the server: by their kind, and proposals.
 //!
-//! The engine is asked directly, because a client's keeper asks by itself. The numbers are those of
-//! docs/engines/etcd.md.
+//! The tests ask the engine directly, because a client's keeper sends requests by itself. The
+//! numbers are those of docs/decisions/0035-exchanges.md.
 
 use std::time::Duration;
 
-use leasehold::claim::{Amendment, Claim, ClaimKey, Holder, Note, Renewal, Standing, Token};
-use leasehold::engine::{Engine as _, Eviction, Query, Wake};
+use leasehold::claim::{Claim, ClaimKey, Holder, Note, Renewal, Standing, Token};
+use leasehold::engine::{Admin as _, Amend as _, Engine as _, Eviction, Query, Wake, Watch as _};
 use leasehold::etcd::Etcd;
 use leasehold::{Mode, Name, Released};
 use leasehold_testkit::{Proxy, Server};
 
 use super::support::*;
 
-/// Not that of a lease, so that who waits is on a lease of its own, and far beyond each test.
+/// Different from the patience of a lease, so that a waiter is on a lease of its own. Far beyond
+/// each test.
 const PATIENCE: Duration = Duration::from_secs(120);
 const WATCHES: &str = "etcd_debugging_mvcc_watcher_total";
 
@@ -31,9 +32,11 @@ fn claim(text: &str, join: bool) -> Claim {
     Claim { key, mode, holder, note, ttl: LONG, patience: PATIENCE, join }
 }
 
-async fn hold(engine: &Etcd, claim: &Claim) {
-    let standing = engine.claim(claim).await.expect("an answer");
-    assert!(matches!(standing, Standing::Held { .. }), "{standing:?}");
+async fn hold(engine: &Etcd, claim: &Claim) -> u64 {
+    match engine.claim(claim).await.expect("an answer") {
+        Standing::Held { fence, .. } => fence,
+        other => panic!("{other:?}"),
+    }
 }
 
 async fn queue(engine: &Etcd, claim: &Claim) {
@@ -66,7 +69,7 @@ fn are_held(standings: &[Standing]) -> bool {
     standings.iter().all(|standing| matches!(standing, Standing::Held { .. }))
 }
 
-/// Claims on so many names.
+/// Claims on `count` names.
 async fn hold_many(engine: &Etcd, count: usize, ttl: Duration) -> Vec<Claim> {
     let mut claims = Vec::with_capacity(count);
     for index in 0..count {
@@ -77,7 +80,7 @@ async fn hold_many(engine: &Etcd, count: usize, ttl: Duration) -> Vec<Claim> {
     claims
 }
 
-/// Waits until the only lease has run for so long that the next renewal has to keep it alive.
+/// Waits until the only lease has run for so long that the next renewal must keep it alive.
 async fn until_due(server: &Server) {
     let [id] = &lease_ids(server)[..] else { panic!("more than one lease") };
     until("a while of the lease", async || {
@@ -109,7 +112,8 @@ async fn claim_and_release_and_a_refused_try_are_one_request_each() {
         for engine in [&one, &two] {
             let refused = engine.claim(&claim("free", false)).await.expect("an answer");
             assert!(matches!(refused, Standing::Out { by: Some(_), .. }), "{refused:?}");
-            // What refuses it could have made it, so the majority writes it down all the same.
+            // The refusing transaction could also have made the claim, so the majority logs it
+            // nevertheless.
             assert_eq!(meter.spent(), "Txn 1; proposals 1");
         }
         release(&one, &lease).await;
@@ -133,7 +137,7 @@ async fn waiting_and_its_grant_are_no_request_beside_the_claim_and_the_release()
         hold(&one, &lease).await;
         assert_eq!(meter.spent(), "Txn 1; proposals 1");
         queue(&two, &next).await;
-        // The first needs a lease to wait on and a watch, and asks again when it has each.
+        // The first wait needs a lease and a watch, and asks again when it has each.
         let expected = match round {
             0 => "LeaseGrant 1, Txn 3, Watch 1; proposals 4",
             _ => "Txn 1; proposals 1",
@@ -152,7 +156,7 @@ async fn waiting_and_its_grant_are_no_request_beside_the_claim_and_the_release()
 async fn three_hundred_leases_are_renewed_with_six_requests_and_given_back_with_ten() {
     let server = server().await;
     let one = engine(server.url()).await;
-    // Its lease has a second to spare, after which it is kept alive.
+    // Its lease has a second to spare; after that second the client keeps it alive.
     let leases = hold_many(&one, 300, Duration::from_secs(30)).await;
     until_due(&server).await;
     let mut meter = Meter::of(&server);
@@ -161,7 +165,7 @@ async fn three_hundred_leases_are_renewed_with_six_requests_and_given_back_with_
     until_due(&server).await;
     meter.spent();
     assert!(are_held(&renew(&one, &leases).await));
-    // From here on it is heard who of so many goes.
+    // From here on the client watches which of so many claims go.
     assert_eq!(meter.spent(), "LeaseKeepAlive 1, Txn 5, Watch 1; proposals 0");
     let page = one.inspect(&Query::name(name("many:7"))).await.expect("a page");
     assert_eq!(page.lines.len(), 1);
@@ -192,7 +196,7 @@ async fn f94_each_of_many_leases_is_looked_at_with_every_fourth_renewal() {
         };
         assert_eq!(meter.spent(), expected, "renewal {round}");
     }
-    // One goes while nobody hears of it.
+    // One claim goes while the client has no watch.
     proxy.refuse_new().await.expect("refused");
     proxy.reset_all();
     until("no watch", async || metric(&server, WATCHES) == 0).await;
@@ -215,10 +219,10 @@ async fn f94_one_of_many_leases_that_is_heard_to_go_is_lost_at_the_next_renewal(
     let (lease, next) = (claim("told", true), claim("told", true));
     hold(&two, &lease).await;
     queue(&one, &next).await;
-    // With the first all were looked at, so that nothing but a word makes one be looked at now.
+    // The first renewal looked at all claims, so now only an event makes the client look at one.
     assert!(are_held(&renew(&one, &leases).await));
     ctl(&endpoint(&server), &["del", "many:77/", "--prefix"]);
-    // What is told of in this order is heard in this order.
+    // The client hears of events in the order in which they happen.
     release(&two, &lease).await;
     granted(&one, &next).await;
     let standings = renew(&one, &leases).await;
@@ -234,29 +238,32 @@ async fn another_note_and_a_watch_are_as_many_requests_as_is_said() {
     hold(&one, &lease).await;
     let mut meter = Meter::of(&server);
     let note = Note::new("another").expect("a good note");
-    one.amend(&lease.key, &Amendment::note(note)).await.expect("an answer");
+    one.set_note(&lease.key, &note).await.expect("an answer");
     assert_eq!(meter.spent(), "Range 2, Txn 1; proposals 1");
     let events = two.watch(&Query::all()).await.expect("a watch");
     assert_eq!(meter.spent(), "LeaseGrant 1, Range 2, Txn 1, Watch 1; proposals 2");
     drop(events);
 }
 
-/// What is on the lease of a client that lives may be thousands of claims: nobody asks for them.
+/// The lease of a living client may have thousands of claims: no client asks for them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_on_a_lease_is_asked_for_only_if_its_client_is_gone() {
+async fn client_asks_for_the_claims_on_a_lease_only_if_its_owner_is_gone() {
     let server = server().await;
     let [one, two] = [engine(server.url()).await, engine(server.url()).await];
     let [given, taken, left, last] = ["given", "taken", "left", "last"].map(|it| claim(it, true));
-    for lease in [&given, &taken, &left, &last] {
-        hold(&one, lease).await;
-    }
+    hold(&one, &given).await;
+    let fences = vec![hold(&one, &taken).await];
+    hold(&one, &left).await;
+    hold(&one, &last).await;
     let own = lease_ids(&server);
     let mut meter = Meter::of(&server);
     release(&two, &given).await;
     assert_eq!(meter.spent(), "Range 1, Txn 2; proposals 1", "by its handle");
-    let order = Eviction { name: name("taken"), by: Holder::fresh(), reason: "stuck".into() };
+    let (name, by) = (name("taken"), Holder::fresh());
+    let order = Eviction { name, fences, unreadable: false, by, reason: "stuck".into() };
     assert_eq!(two.evict(&order).await.expect("an answer").len(), 1);
-    assert_eq!(meter.spent(), "Range 1, Txn 2; proposals 1");
+    let expected = "Range 2, Txn 2; proposals 1";
+    assert_eq!(meter.spent(), expected, "what fences count from is read, the first time");
     assert_eq!(lease_ids(&server), own);
     one.close().await.expect("an answer");
     meter.spent();

@@ -1,5 +1,5 @@
-//! `etcdctl lock`, which is Go's `concurrency.Mutex`, and the server's own lock service: each
-//! excludes the other, in both directions.
+//! `etcdctl lock`, which is Go's `concurrency.Mutex`, and the server's own lock service. Each
+//! excludes leasehold, and leasehold excludes each.
 
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -106,13 +106,13 @@ async fn names_with_slashes_are_the_same_lock_for_etcdctl() {
         let key = locked(&mut theirs).await;
         assert!(key.starts_with(&format!("{name}/")), "{key}");
         assert!(client.mutex(name).try_lock().await.expect("an answer").is_none());
-        // Our name above is another lock, whatever is below.
+        // Leasehold's name `a` is another lock, whatever is below it.
         let above = client.mutex("a").ttl(LONG);
         let lease = above.try_lock().await.expect("an answer").expect("`a` is free");
         let waited = above.lock_within(Duration::from_millis(100)).await.expect("an answer");
         assert!(waited.is_none(), "`a` is held");
         lease.release().await.expect("an answer");
-        // Who gave up waiting leaves the line in the background.
+        // A client that gave up waiting leaves the line in the background.
         until("an empty line", async || client.show("a").await.expect("an answer").is_none()).await;
         theirs.terminate().expect("it runs");
         drop(soon("our turn", client.mutex(name).lock()).await.expect("a lease"));
@@ -122,7 +122,7 @@ async fn names_with_slashes_are_the_same_lock_for_etcdctl() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn etcdctl_takes_our_names_below_its_own_for_its_own() {
-    // That is etcd's rule, not ours: its prefix of `a` holds `a/b` as well.
+    // That is etcd's rule, not leasehold's: its prefix of `a` holds `a/b` as well.
     let server = server().await;
     let client = client(server.url()).await;
     let below = client.mutex("a/b").ttl(LONG).lock().await.expect("it is free");
@@ -147,7 +147,7 @@ async fn locks_of_others_are_listed_and_other_keys_are_not() {
     let page = client.inspect(&Query::all()).await.expect("an answer");
     let names: Vec<&str> = page.lines.iter().map(|line| line.name.as_str()).collect();
     assert_eq!(names, ["demo"]);
-    // But who locks a name that such keys are below has to respect them.
+    // But a client that locks a name above such keys has to respect them.
     let pods = client.mutex("registry/pods").try_lock().await.expect("an answer");
     assert!(pods.is_none(), "a key in the line is a claim");
     let evicted = client.force_release("demo", "stuck").await.expect("an answer");
@@ -158,7 +158,7 @@ async fn locks_of_others_are_listed_and_other_keys_are_not() {
     nothing_is_left(&server, &[client]).await;
 }
 
-/// A session of the lock service: what it locks is on a lease, which its client made.
+/// A session of the lock service: its locks are on a lease, which its client made.
 struct Session {
     address: SocketAddr,
     lease: String,
@@ -171,7 +171,7 @@ impl Session {
         Self { address, lease }
     }
 
-    /// Asks for the lock; the answer, its key, comes when it is held.
+    /// Asks for the lock. The answer is its key, and comes when the session holds it.
     fn lock(&self, name: &str) -> JoinHandle<String> {
         let (address, name) = (self.address, STANDARD.encode(name));
         let order = format!(r#"{{"name":"{name}","lease":"{}"}}"#, self.lease);
@@ -187,7 +187,7 @@ impl Session {
     }
 }
 
-/// What the server's gateway for JSON answers.
+/// The answer of the server's gateway for JSON.
 fn post(address: SocketAddr, path: &str, order: &str) -> String {
     let mut stream = TcpStream::connect(address).expect("a connection");
     let length = order.len();

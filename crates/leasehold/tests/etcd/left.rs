@@ -1,5 +1,5 @@
-//! What is left of a client that was closed: nothing but what it detached, and of that nothing once
-//! somebody gave it back.
+//! The claims that a closed client leaves: only those it detached, and none of those after their
+//! release.
 
 use std::time::Duration;
 
@@ -35,7 +35,7 @@ async fn closed_client_leaves_no_lease_of_a_claim_that_others_ended() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whoever_ends_the_last_claim_of_a_closed_client_ends_its_lease() {
+async fn client_that_ends_the_last_claim_of_a_closed_client_ends_its_lease() {
     let server = server().await;
     let one = client(server.url()).await;
     let mut handles = Vec::new();

@@ -1,9 +1,11 @@
-//! What is etcd's alone: the clients of others, the faults of a cluster, and what things cost.
+//! Tests of etcd alone: the clients of others, the faults of a cluster, and the cost of operations.
 //!
-//! What every engine must do is in the conformance suite. Faults have their number from
-//! docs/safety.md in the name.
+//! The conformance suite tests what every engine must do. Faults have their number from
+//! docs/faults.txt in the name.
 
 mod access;
+mod broken;
+mod closing;
 mod cluster;
 mod cost;
 mod crowd;
@@ -17,5 +19,6 @@ mod network;
 mod partition;
 mod restore;
 mod reuse;
+mod stale;
 mod stall;
 mod support;

@@ -1,6 +1,6 @@
 //! A member that is cut off from the others and lives on, with clients that reach no other.
 //!
-//! A leader that was cut off goes on answering renewals until it notices that nobody follows it.
+//! A leader that was cut off still answers renewals until it notices that no member follows it.
 
 use std::time::Duration;
 
@@ -10,12 +10,12 @@ use leasehold_testkit::{Etcd, Server, SplitCluster};
 
 use super::support::*;
 
-/// Of what is held on the side of the few: short enough to end within a test.
+/// The ttl of leases on the minority's side: short enough to end within a test.
 const BRIEF: Duration = Duration::from_secs(3);
-/// Of what is held on the side of the many.
+/// The ttl of leases on the majority's side.
 const TTL: Duration = Duration::from_secs(12);
 
-/// Which member is to be cut off.
+/// The role of the member that is to be cut off.
 #[derive(Clone, Copy, PartialEq)]
 enum Role {
     Leader,
@@ -53,14 +53,14 @@ impl Scene {
         [client(self.alone().url()).await, client(&format!("etcd://{}", rest.join(","))).await]
     }
 
-    /// A client of the member that is to be cut off, who does not stop waiting because of that.
+    /// A client of the member that is to be cut off; it does not stop waiting during the partition.
     async fn patient_client(&self) -> Client {
         let retry = RetryPolicy { times: 1_000, within: Duration::MAX, ..RetryPolicy::default() };
         let builder = Client::builder().retry(retry);
         builder.connect(self.alone().url()).await.expect("a connection")
     }
 
-    /// Sees that the member lives without the others, and they without it.
+    /// Checks that the member lives without the others, and they without it.
     async fn is_split(&self) {
         let leads = |server: &Server| metric(server, "etcd_server_is_leader");
         until("a leader on the side of the many, and none on that of the few", async || {
@@ -84,8 +84,8 @@ async fn given_back(lease: Lease) {
     assert_eq!(soon("an answer", lease.release()).await.expect("one"), Released::Released);
 }
 
-/// Holds `locks` locks on the side of the few, one of which is waited for on that of the many, and
-/// waits there for a lock of the many.
+/// A client on the minority's side holds `locks` locks; a client of the majority waits for one of
+/// them. A client of the minority also waits for a lock of the majority.
 async fn few_lose_and_many_go_on(role: Role, locks: usize) {
     let scene = Scene::new(role).await;
     let [few, many] = scene.clients().await;
@@ -100,7 +100,7 @@ async fn few_lose_and_many_go_on(role: Role, locks: usize) {
     until_waiting(&many, "kept", 1).await;
     let mut waiter = Waiter::start(many.claim("parted:0").ttl(TTL));
     until_waiting(&many, "parted:0", 1).await;
-    // Several, so that with many locks some are kept without a look.
+    // Several renewals, so that with many locks the client renews some without a look.
     for _ in 0..3 {
         renewed(&leases[0]).await;
     }
@@ -120,7 +120,7 @@ async fn few_lose_and_many_go_on(role: Role, locks: usize) {
     renewed(&kept).await;
     assert!(far.is_waiting(), "two hold at once");
     scene.cluster.heal().await.expect("it passes");
-    // Members try to reach each other only now and then; a client tries for a while.
+    // Members seldom try to reach each other; a client tries for a while.
     until("a leader for the member that is back", async || {
         metric(scene.alone(), "etcd_server_has_leader") == 1
     })
@@ -147,7 +147,7 @@ async fn f91_clients_of_a_leader_that_is_cut_off_alive_lose_before_the_others_go
     few_lose_and_many_go_on(Role::Leader, 1).await;
 }
 
-/// So many that not each is looked at with each renewal: what keeps them is the word of a leader.
+/// So many that a renewal does not look at each of them: the client relies on the leader's answer.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f91_many_leases_that_a_leader_keeps_alone_are_lost_before_the_others_go_on() {
     few_lose_and_many_go_on(Role::Leader, 150).await;
@@ -158,7 +158,7 @@ async fn f91_client_that_reaches_both_sides_keeps_what_it_has() {
     for role in [Role::Leader, Role::Follower] {
         let scene = Scene::new(role).await;
         let [_, many] = scene.clients().await;
-        // It may ask the member first that is about to be cut off.
+        // The client may first ask the member that is about to be cut off.
         let both = client(scene.cluster.group().url()).await;
         let lease = both.mutex("kept").ttl(TTL).lock().await.expect("free");
         let mut waiter = Waiter::start(many.claim("kept").ttl(TTL));

@@ -1,4 +1,4 @@
-//! Snapshots that are restored: fences go back, and what becomes of that.
+//! Snapshots that are restored: fences go back, and the clients notice it.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use leasehold_testkit::Server;
 
 use super::support::*;
 
-/// A word of the server's command line.
+/// The value of a flag on the server's command line.
 fn argument(server: &Server, name: &str) -> String {
     let pid = server.pid().expect("it runs");
     let words = std::fs::read(format!("/proc/{pid}/cmdline")).expect("its command line");
@@ -18,7 +18,7 @@ fn argument(server: &Server, name: &str) -> String {
     word.expect("it was started with that").to_owned()
 }
 
-/// Ends the server and lets it begin again at a snapshot, as etcd's manual says.
+/// Ends the server and starts it from a snapshot, as etcd's manual describes.
 async fn restore(server: &Server, snapshot: &Path) {
     let told = ["name", "initial-cluster", "initial-advertise-peer-urls"];
     let told = told.map(|name| format!("--{name}={}", argument(server, name)));
@@ -34,7 +34,7 @@ async fn restore(server: &Server, snapshot: &Path) {
     server.wait_ready().await.expect("it answers");
 }
 
-/// A lease taken and given back; its fence.
+/// Takes a lease and gives it back; returns its fence.
 async fn turn(client: &Client) -> Result<u64> {
     let lease = client.mutex("n").ttl(LONG).lock().await?;
     let fence = lease.fence();
@@ -58,7 +58,7 @@ async fn f129_restored_snapshot_gives_old_fences_until_its_epoch_is_bumped() {
     ctl(&endpoint(&server), &["snapshot", "save", &snapshot.display().to_string()]);
     let mut last = turns(&lived, 20).await;
     drop(guard.enter("account", last).await.expect("the newest"));
-    // The second time the snapshot takes the bump back as well.
+    // The second time the snapshot also takes back the bump.
     for _ in 0..2 {
         restore(&server, &snapshot).await;
         let fresh = client(server.url()).await;

@@ -1,11 +1,11 @@
-//! Keys that a client uses again: an earlier claim at a key is never taken for a later one.
+//! Keys that a client uses again: no client mistakes an earlier claim at a key for a later one.
 
 use std::time::Duration;
 
+use leasehold::Released;
 use leasehold::claim::{Claim, Holder, Standing};
-use leasehold::engine::{Bump, Engine, Eviction, Wake};
+use leasehold::engine::{Admin, Bump, Engine, Eviction, RaiseFences, Wake};
 use leasehold::etcd::Etcd as Store;
-use leasehold::{Name, Released};
 use leasehold_testkit::Server;
 use leasehold_testkit::bare::{self, renewal};
 
@@ -28,7 +28,7 @@ async fn held(engine: &Store, asked: &Claim) -> u64 {
     }
 }
 
-/// What a renewal is told of a claim.
+/// The answer to a renewal of a claim.
 async fn renewed(engine: &Store, of: &Claim) -> Standing {
     let told = engine.renew(&[renewal(of)]).await.expect("an answer");
     told.into_iter().next().expect("one").expect("an answer")
@@ -38,7 +38,7 @@ async fn release(engine: &Store, of: &Claim) -> Released {
     engine.release(std::slice::from_ref(&of.key)).await.expect("an answer").remove(0)
 }
 
-/// Closes the engines of a store, and sees that nothing is left in it.
+/// Closes the engines of a store, and checks that nothing is left in it.
 async fn is_left_empty(server: &Server, engines: &[&Store]) {
     for engine in engines {
         soon("the close", engine.close()).await.expect("an answer");
@@ -53,7 +53,7 @@ fn the_key(server: &Server) -> String {
     keys.into_iter().next().expect("one")
 }
 
-/// A claim that was given back, and another of the same client at the same key.
+/// A claim that was given back, and another claim of the same client at the same key.
 async fn two_at_one_key(server: &Server, engine: &Store) -> (Claim, Claim) {
     let (first, second) = (claim("n"), claim("n"));
     let before = held(engine, &first).await;
@@ -65,11 +65,11 @@ async fn two_at_one_key(server: &Server, engine: &Store) -> (Claim, Claim) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whoever_has_an_earlier_claim_at_a_key_does_nothing_to_the_present_one() {
+async fn owner_of_an_earlier_claim_at_a_key_cannot_touch_the_present_one() {
     let server = server().await;
     let (one, two) = (engine(&server).await, engine(&server).await);
     let (first, second) = two_at_one_key(&server, &one).await;
-    // By the client that made it, and by one that has its handle.
+    // The client that made it asks, and then one that has its handle.
     for engine in [&one, &two] {
         assert!(matches!(renewed(engine, &first).await, Standing::Out { .. }));
         let told = release(engine, &first).await;
@@ -101,8 +101,8 @@ async fn claim_that_ended_without_its_clients_knowledge_ends_no_other() {
     is_left_empty(&server, &[&one, &two]).await;
 }
 
-/// A renewal that was answered before the release must not make its client believe in the claim
-/// again, whose key is another's by then.
+/// The server answers a renewal before the release. That answer must not make the client believe in
+/// the claim again. By then the key belongs to another claim.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn renewal_beside_a_release_does_not_end_the_claim_after_it() {
     let server = server().await;
@@ -131,7 +131,7 @@ async fn client_that_has_anothers_handle_does_not_write_at_the_others_key() {
     let key = the_key(&server);
     assert!(matches!(renewed(&two, &shared).await, Standing::Held { .. }), "it took it up");
     assert_eq!(release(&one, &shared).await, Released::Released);
-    // Now the key is free for its owner, and the other asks for the claim anew.
+    // Now the key is free for its owner, and the other client claims again.
     held(&two, &shared).await;
     assert_ne!(the_key(&server), key);
     let own = claim("n");
@@ -143,9 +143,9 @@ async fn client_that_has_anothers_handle_does_not_write_at_the_others_key() {
     is_left_empty(&server, &[&one, &two]).await;
 }
 
-/// There is one claim for a token, wherever it is.
+/// A token has one claim, wherever it is.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn claim_that_another_client_gave_back_and_made_anew_is_renewed_and_released_by_the_first() {
+async fn first_client_renews_and_releases_a_claim_that_another_client_made_again() {
     let server = server().await;
     let (one, two) = (engine(&server).await, engine(&server).await);
     for is_renewed in [true, false] {
@@ -164,7 +164,7 @@ async fn claim_that_another_client_gave_back_and_made_anew_is_renewed_and_releas
     is_left_empty(&server, &[&one, &two]).await;
 }
 
-/// As a snapshot brings back: the same key with a claim that is long over.
+/// As after the restore of a snapshot: the same key with a claim that ended long ago.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn key_at_which_an_old_claim_is_back_is_left_alone() {
     let server = server().await;
@@ -185,7 +185,7 @@ async fn key_at_which_an_old_claim_is_back_is_left_alone() {
     is_left_empty(&server, &[&engine]).await;
 }
 
-/// In another epoch fences are far above the revisions that events have.
+/// In another epoch fences are far above the revisions of events.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waiter_that_is_taken_out_of_the_line_after_a_bump_hears_of_it() {
     let server = server().await;
@@ -214,11 +214,13 @@ async fn claim_given_up_half_way_leaves_its_key_to_nobody() {
     assert_eq!(release(&engine, &second).await, Released::Released);
     let given_up = claim("n");
     {
-        // Its request is on its way when it is dropped.
+        // Its request is in flight when the test drops it: a stopped server does not answer.
+        server.stop_process().expect("stopped");
         let mut asking = std::pin::pin!(engine.claim(&given_up));
         let polled = futures_util::poll!(asking.as_mut());
         assert!(polled.is_pending());
     }
+    server.continue_process().expect("it goes on");
     let next = claim("n");
     assert!(engine.claim(&next).await.is_ok());
     assert!(claims(&server).iter().filter(|other| **other != key).count() == 1, "a new key");
@@ -235,12 +237,13 @@ async fn eviction_of_one_claim_leaves_the_next_at_its_key() {
     let server = server().await;
     let engine = engine(&server).await;
     let (_, second) = two_at_one_key(&server, &engine).await;
-    let order = |name: &str| Eviction {
-        name: Name::new(name).expect("good"),
-        by: Holder::fresh(),
-        reason: "test".into(),
+    let Standing::Held { fence, .. } = renewed(&engine, &second).await else {
+        panic!("it does not hold");
     };
-    let evicted = engine.evict(&order("n")).await.expect("an answer");
+    let (name, by) = (second.key.name.clone(), Holder::fresh());
+    let order =
+        Eviction { name, fences: vec![fence], unreadable: false, by, reason: "test".into() };
+    let evicted = engine.evict(&order).await.expect("an answer");
     assert_eq!(evicted, std::slice::from_ref(&second.holder));
     assert_eq!(release(&engine, &second).await, Released::AlreadyExpired);
     let third = claim("n");

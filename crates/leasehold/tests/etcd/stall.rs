@@ -1,8 +1,8 @@
-//! A leader whose disk alone stalls, the one for its log: the others replace it, and it does not
-//! hear of that.
+//! A leader on which only the disk of its log stalls: the others replace it, and it does not hear
+//! of that.
 //!
-//! While it waits for its disk it takes no part in the cluster, but goes on counting the time of
-//! leases and answering clients. Servers before 3.4.31 and 3.5.13 believe it afterwards.
+//! While it waits for its disk it takes no part in the cluster. But it still counts the time of
+//! leases and answers clients. Servers before 3.4.31 and 3.5.13 believe it afterwards.
 
 use std::time::Duration;
 
@@ -11,10 +11,10 @@ use leasehold_testkit::{Group, Server, StalledDisk, Worker};
 
 use super::support::*;
 
-/// Long enough for an election on a busy machine, short enough to run out within a test.
+/// Long enough for an election on a busy machine, short enough to expire within a test.
 const TTL: Duration = Duration::from_secs(8);
 
-/// A cluster, whose leader is about to have trouble.
+/// A cluster, and the member that leads at first.
 struct Scene {
     group: Group,
     leader: usize,
@@ -36,7 +36,7 @@ impl Scene {
         servers.filter(|(index, _)| *index != self.leader).map(|(_, server)| server)
     }
 
-    /// The addresses of the others.
+    /// The addresses of the other members.
     fn rest(&self) -> String {
         self.others().map(endpoint).collect::<Vec<_>>().join(",")
     }
@@ -45,16 +45,17 @@ impl Scene {
         client(&format!("etcd://{}", self.rest())).await
     }
 
-    /// Stalls the disk of the leader; returns when it is felt and another member leads.
+    /// Stalls the disk of the leader; returns when the leader waits for it and another member
+    /// leads.
     ///
-    /// Not the database as well: a write to that may be under way, and then the leader answers
-    /// nobody.
+    /// The disk of the database does not stall. During a stalled write to it the leader answers no
+    /// client.
     async fn stall(&self) -> StalledDisk {
         let pid = self.leader().pid().expect("it runs");
         let stalled = StalledDisk::of(pid, &self.leader().folder().join("data/member/wal"));
         let stalled = stalled.expect("a stall");
         until("a change, and another leader", async || {
-            // The leader wants to write down what changes, and the change waits for the next one.
+            // The leader must log a change, and the change waits for the next leader.
             let put = etcdctl(&self.rest()).args(["put", "filler", ""]).output();
             put.expect("etcdctl").status.success() && stalled.is_felt() && self.is_replaced()
         })
@@ -62,7 +63,7 @@ impl Scene {
         stalled
     }
 
-    /// Closes the clients, and sees that nothing is left, in the eyes of the leader that was.
+    /// Closes the clients, and checks that nothing is left, as the old leader sees it.
     async fn ends_empty(&self, clients: &[Client]) {
         ctl(&self.rest(), &["del", "filler"]);
         nothing_is_left(self.leader(), clients).await;
@@ -73,7 +74,7 @@ impl Scene {
     }
 }
 
-/// Whether `doctor` says that these servers believe a leader that was replaced.
+/// Whether `doctor` reports that these servers believe a leader that was replaced.
 async fn believes_old_leaders(client: &Client) -> bool {
     let findings = client.examine().await.expect("an answer");
     findings.iter().any(|finding| {
@@ -81,13 +82,13 @@ async fn believes_old_leaders(client: &Client) -> bool {
     })
 }
 
-/// The fence of whoever holds.
+/// The fence of the holder.
 async fn fence_in_store(client: &Client, name: &str) -> Option<u64> {
     let line = client.show(name).await.expect("a line")?;
     line.held.first().map(|claim| claim.fence)
 }
 
-/// What was lost is not given back in place of what the next one holds.
+/// The release of the lost lease does not release the next one.
 async fn harms_nobody(lost: Lease, next: Lease) {
     assert_ne!(soon("an answer", lost.release()).await.ok(), Some(Released::Released));
     let before = next.safe_until();
@@ -99,8 +100,8 @@ async fn harms_nobody(lost: Lease, next: Lease) {
     assert_eq!(soon("an answer", next.release()).await.expect("one"), Released::Released);
 }
 
-/// The old leader counts the time of a lease that others renew with the new one, takes it for
-/// expired, and has it ended as soon as its disk is well again.
+/// The new leader renews a lease whose time the old leader still counts. The old one takes it for
+/// expired, and has it ended as soon as its disk works again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f93_lease_that_a_leader_with_a_stalled_disk_ends_is_lost_at_the_next_renewal() {
     let scene = Scene::new().await;
@@ -112,13 +113,13 @@ async fn f93_lease_that_a_leader_with_a_stalled_disk_ends_is_lost_at_the_next_re
     let begun = lease.safe_until();
     until("renewals by another leader, and what the old one makes of it", async || {
         assert_ne!(lease.state(), LeaseState::Lost, "the lease was lost");
-        // Nobody else asks it for anything.
+        // No client asks the old leader for anything else.
         let ends_it = metric(scene.leader(), "etcd_server_proposals_pending") > 0;
         (ends_it || !is_believed) && lease.safe_until().since(begun) > TTL
     })
     .await;
     assert_eq!(fence_in_store(&two, "stalled").await, Some(fence));
-    // It waits with a lease that the old leader has never heard of.
+    // It waits with a lease that the old leader does not know.
     let mut waiter = Waiter::start(two.claim("stalled").ttl(TTL));
     until_waiting(&two, "stalled", 1).await;
     assert!(lease.is_held() && waiter.is_waiting(), "two hold at once");
@@ -128,7 +129,7 @@ async fn f93_lease_that_a_leader_with_a_stalled_disk_ends_is_lost_at_the_next_re
         assert!(next.fence() > fence);
         let known = lease.safe_until();
         assert_eq!(soon("the loss", lease.lost()).await, LostCause::TakenBy(two.holder().clone()));
-        // One renewal may have been under way; another would have moved it on by more.
+        // One renewal may have been in flight; another would have moved the end by more.
         assert!(lease.safe_until().since(known) < TTL, "it was renewed although it was gone");
         harms_nobody(lease, next).await;
         scene.ends_empty(&[one, two]).await;
@@ -146,7 +147,7 @@ async fn f93_lease_that_a_leader_with_a_stalled_disk_ends_is_lost_at_the_next_re
     scene.ends_empty(&[one, two]).await;
 }
 
-/// The old leader acknowledges the renewals of its own clients, and the new one hears of none.
+/// The old leader acknowledges the renewals of its own clients, and the new leader hears of none.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f93_renewals_that_only_a_leader_with_a_stalled_disk_hears_of_keep_nothing() {
     let scene = Scene::new().await;

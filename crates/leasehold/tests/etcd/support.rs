@@ -1,4 +1,4 @@
-//! Servers, clients of them, etcd's own command, and waiting for facts.
+//! Servers, their clients, etcd's own command, and waiting for facts.
 
 use std::collections::BTreeMap;
 use std::io::{Read as _, Write as _};
@@ -13,7 +13,7 @@ use tokio::task::JoinHandle;
 
 pub(crate) use leasehold_testkit::waiting::{EVENT_MAX, soon, until, until_waiting};
 
-/// Far beyond every test, so that what is left behind is seen.
+/// Far beyond every test, so that the test sees every claim that is left behind.
 pub(crate) const LONG: Duration = Duration::from_secs(300);
 
 pub(crate) async fn server() -> Server {
@@ -40,7 +40,7 @@ pub(crate) fn endpoint(server: &Server) -> String {
     server.address().to_string()
 }
 
-/// What etcd's own command says.
+/// The output of etcd's own command.
 pub(crate) fn ctl(endpoints: &str, words: &[&str]) -> String {
     let Output { status, stdout, stderr } =
         etcdctl(endpoints).args(words).output().expect("`cargo xtask setup` installs etcdctl");
@@ -49,7 +49,7 @@ pub(crate) fn ctl(endpoints: &str, words: &[&str]) -> String {
     String::from_utf8(stdout).expect("etcdctl writes text").trim().to_owned()
 }
 
-/// A process that takes a lock with etcd's own command, and holds it until it is ended.
+/// A process that takes a lock with etcd's own command, and holds it until the test ends it.
 pub(crate) fn lock(server: &Server, name: &str, ttl: u32) -> Worker {
     let mut command = etcdctl(&endpoint(server));
     command.args(["lock", name, &format!("--ttl={ttl}")]);
@@ -61,7 +61,7 @@ pub(crate) async fn locked(worker: &mut Worker) -> String {
     worker.next_line(EVENT_MAX).await.expect("a line").expect("a key")
 }
 
-/// Which member leads, by its place in the group, as the first that answers says.
+/// The place of the leader in the group, as the first member that answers reports it.
 pub(crate) fn leader(group: &Group) -> usize {
     let id = |text: &str, field: &str| {
         let rest = text.split(&format!("\"{field}\":")).nth(1).expect(field);
@@ -85,14 +85,14 @@ pub(crate) fn leader(group: &Group) -> usize {
     members.iter().position(|member| *member == Some(leader.clone())).expect("the leader answers")
 }
 
-/// The revision a store is at.
+/// The revision of a store.
 pub(crate) fn revision(server: &Server) -> u64 {
     let text = ctl(&endpoint(server), &["get", "none", "--write-out=json"]);
     let rest = text.split("\"revision\":").nth(1).expect("a revision");
     rest.split([',', '}']).next().and_then(|number| number.parse().ok()).expect("a number")
 }
 
-/// All that the server counts.
+/// All counters of the server.
 fn metrics(server: &Server) -> String {
     let mut stream = std::net::TcpStream::connect(server.address()).expect("a connection");
     stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").expect("a request");
@@ -101,19 +101,19 @@ fn metrics(server: &Server) -> String {
     text
 }
 
-/// What is counted under this name.
+/// The counter with this name.
 fn counted(text: &str, name: &str) -> u64 {
     let mut lines = text.lines().filter_map(|line| line.strip_prefix(name));
     let value = lines.find_map(|value| value.strip_prefix(' ')).expect(name);
     value.trim().parse::<f64>().expect("a number") as u64
 }
 
-/// What the server counts under this name.
+/// The server's counter with this name.
 pub(crate) fn metric(server: &Server, name: &str) -> u64 {
     counted(&metrics(server), name)
 }
 
-/// Tells what a server was asked for, and what it proposed to its cluster.
+/// Counts the requests to a server, and its proposals to its cluster.
 pub(crate) struct Meter<'a> {
     server: &'a Server,
     requests: BTreeMap<String, u64>,
@@ -127,7 +127,7 @@ impl<'a> Meter<'a> {
         meter
     }
 
-    /// What came since this was last asked: how many requests of each kind, and the proposals.
+    /// The counts since the last call: how many requests of each kind, and the proposals.
     pub(crate) fn spent(&mut self) -> String {
         let text = metrics(self.server);
         let mut requests = BTreeMap::new();
@@ -152,7 +152,7 @@ impl<'a> Meter<'a> {
     }
 }
 
-/// The lines of what etcd's own command says to who logs in with these options.
+/// The lines of etcd's own command for a user with these login options.
 fn lines(server: &Server, login: &[&str], words: &[&str]) -> Vec<String> {
     let text = ctl(&endpoint(server), &[login, words].concat());
     text.lines().filter(|line| !line.is_empty()).map(str::to_owned).collect()
@@ -169,11 +169,11 @@ pub(crate) fn claims(server: &Server) -> Vec<String> {
     keys
 }
 
-/// Whether a key stays in a store for good, as docs/engines/etcd.md has it.
+/// Whether a key stays in a store for good, as docs/engines/etcd.md says.
 fn stays(key: &str) -> bool {
     let own = key.split_once("leasehold:").map(|(_, own)| own);
     own.is_some_and(|own| {
-        ["store", "epoch", "farewell"].contains(&own) || own.starts_with("totals:")
+        ["store", "epoch", "farewell", "holders"].contains(&own) || own.starts_with("totals:")
     })
 }
 
@@ -186,12 +186,12 @@ pub(crate) fn lease_ids(server: &Server) -> Vec<String> {
     leases(server, &[])
 }
 
-/// Waits until neither a lease is left nor a key that does not stay for good.
+/// Waits until no lease is left, and no key but those that stay for good.
 pub(crate) async fn until_empty(server: &Server) {
     until_empty_for(server, &[]).await;
 }
 
-/// The same of a store that only those may read who log in with these options of `etcdctl`.
+/// The same for a store that needs these login options of `etcdctl`.
 async fn until_empty_for(server: &Server, login: &[&str]) {
     let begun = Instant::now();
     loop {
@@ -210,12 +210,12 @@ async fn until_empty_for(server: &Server, login: &[&str]) {
     }
 }
 
-/// Closes the clients of a store, and sees that nothing is left in it.
+/// Closes the clients of a store, and checks that nothing is left in it.
 pub(crate) async fn nothing_is_left(server: &Server, clients: &[Client]) {
     nothing_is_left_for(server, &[], clients).await;
 }
 
-/// The same of a store that only those may read who log in with these options of `etcdctl`.
+/// The same for a store that needs these login options of `etcdctl`.
 pub(crate) async fn nothing_is_left_for(server: &Server, login: &[&str], clients: &[Client]) {
     for client in clients {
         soon("the close", client.close()).await.expect("an answer");
@@ -223,7 +223,7 @@ pub(crate) async fn nothing_is_left_for(server: &Server, login: &[&str], clients
     until_empty_for(server, login).await;
 }
 
-/// Waits until the store says that nobody watches. Who is closed before that leaves its leases to
+/// Waits until the store reports no watcher. A client that is closed before that lets its leases
 /// end by themselves.
 pub(crate) async fn until_unwatched(server: &Server) {
     until("nobody watches", async || {

@@ -1,9 +1,8 @@
-//! F08 to F10: release races renewal, and futures dropped at every point they can be.
+//! F08 to F10: a release races a renewal, and tests drop futures at every possible point.
 
 use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -13,11 +12,11 @@ use leasehold::{Client, Lease, Released};
 use tokio::sync::Notify;
 
 use crate::support::{
-    Hooks, LONG, is_free, on_every_store, soon, until, until_free, until_waiting,
+    Hooks, LONG, is_free, on_every_store, on_stores_that, soon, until, until_free, until_waiting,
 };
 
-/// More than an acquire or release on these engines has; a future that is done earlier ends the
-/// count.
+/// More points than an acquire or release on these engines has; a future that is done earlier ends
+/// the count.
 const POINTS_MAX: usize = 24;
 
 /// Pending once before and once after each verb, like an exchange over a network.
@@ -97,59 +96,58 @@ fn f08_renewal_that_arrives_after_the_release_brings_nothing_back() {
 }
 
 #[test]
-fn f08_renewal_on_its_way_does_not_shorten_what_is_to_stay_closed() {
+fn f08_late_renewal_does_not_shorten_what_is_to_stay_closed() {
     late_renewal_meets(async |lease| drop(lease.release().await));
 }
 
 #[test]
-fn f08_renewal_on_its_way_does_not_shorten_what_was_dropped_and_is_to_stay_closed() {
+fn f08_late_renewal_does_not_shorten_what_was_dropped_and_is_to_stay_closed() {
     late_renewal_meets(async |lease| drop(lease));
 }
 
-/// A renewal is held up on its way while a lease that is to stay closed is given back.
-fn late_renewal_meets(give_back: impl AsyncFn(Lease)) {
-    on_every_store(async |store| {
-        let (arrived, go_on) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
-        let (tell, gate) = (Arc::clone(&arrived), Arc::clone(&go_on));
-        let (begun, done) = (AtomicU32::new(0), Arc::new(AtomicU32::new(0)));
-        let mut hooks = Hooks::before(move |verb| {
-            let waits = verb == Verb::Renew && begun.fetch_add(1, Ordering::SeqCst) == 0;
-            let (tell, gate) = (Arc::clone(&tell), Arc::clone(&gate));
-            async move {
-                if waits {
-                    tell.notify_one();
-                    gate.notified().await;
+/// Gives back a lease whose name is to stay closed, while a renewal of it is held up.
+fn late_renewal_meets(give_back: impl AsyncFn(Lease) + Sync) {
+    on_stores_that(
+        |can| can.detach,
+        async |store| {
+            let (arrived, go_on) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+            let (tell, gate) = (Arc::clone(&arrived), Arc::clone(&go_on));
+            let (closed, renewed) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+            let mut hooks = Hooks::before(move |verb| {
+                let (tell, gate) = (Arc::clone(&tell), Arc::clone(&gate));
+                async move {
+                    if verb == Verb::Renew {
+                        tell.notify_one();
+                        gate.notified().await;
+                    }
+                    Ok(())
                 }
-                Ok(())
-            }
-            .boxed()
-        });
-        let counts = Arc::clone(&done);
-        hooks.after = Some(Arc::new(move |verb| {
-            counts.fetch_add(u32::from(verb == Verb::Renew), Ordering::SeqCst);
-            std::future::ready(Ok(())).boxed()
-        }));
-        let builder = Client::builder().renew_at_percent(10);
-        let client = builder.engine(store.hooked(hooks)).expect("a client");
-        let mutex = client.mutex("kept").ttl(Duration::from_secs(4)).hold_at_least(LONG);
-        let lease = mutex.lock().await.expect("a lease");
-        soon("a renewal on its way", arrived.notified()).await;
-        let mut giving = pin!(give_back(lease));
-        // Time for one that does not wait to be the first.
-        let early = tokio::time::timeout(Duration::from_millis(100), &mut giving).await;
-        if early.is_ok() {
-            tokio::time::sleep(Duration::from_millis(100)).await;
-        }
-        go_on.notify_one();
-        if early.is_err() {
-            soon("the release", giving).await;
-        }
-        until("both renewals", async || done.load(Ordering::SeqCst) == 2).await;
-        let line = store.client().show("kept").await.expect("an answer").expect("it is kept");
-        let left = line.held[0].remaining;
-        assert!(left > LONG / 2, "{left:?} of {LONG:?}");
-        client.close().await.expect("closed");
-    });
+                .boxed()
+            });
+            let (tell_closed, tell_renewed) = (Arc::clone(&closed), Arc::clone(&renewed));
+            hooks.after = Some(Arc::new(move |verb| {
+                match verb {
+                    Verb::Release => tell_closed.notify_one(),
+                    Verb::Renew => tell_renewed.notify_one(),
+                    _ => {}
+                }
+                std::future::ready(Ok(())).boxed()
+            }));
+            let builder = Client::builder().renew_at_percent(10);
+            let client = builder.engine(store.hooked(hooks)).expect("a client");
+            let mutex = client.mutex("kept").ttl(Duration::from_secs(4)).hold_at_least(LONG);
+            let lease = mutex.lock().await.expect("a lease");
+            soon("a renewal in flight", arrived.notified()).await;
+            soon("the release", give_back(lease)).await;
+            soon("the closed name", closed.notified()).await;
+            go_on.notify_one();
+            soon("the late renewal", renewed.notified()).await;
+            let line = store.client().show("kept").await.expect("an answer").expect("it is kept");
+            let left = line.held[0].remaining;
+            assert!(left > LONG / 2, "{left:?} of {LONG:?}");
+            client.close().await.expect("closed");
+        },
+    );
 }
 
 #[test]
@@ -225,7 +223,7 @@ fn f09_acquire_timed_out_within_two_round_trips_leaves_nothing() {
         let other = store.client();
         for micros in (0..5_000).step_by(100) {
             let mutex = client.mutex("timeout").ttl(LONG);
-            // Granted or not, what there is of it is dropped at once.
+            // Granted or not, the future and its lease are dropped at once.
             drop(tokio::time::timeout(Duration::from_micros(micros), mutex.lock()).await);
         }
         until_free(&other, "timeout").await;

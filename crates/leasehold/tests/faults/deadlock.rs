@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use leasehold::claim::{Claim, Holder};
-use leasehold::engine::{Engine, Kept, Notice, Wait};
+use leasehold::engine::{Engine, Kept, Notice, Wait, WaitNotices};
 use leasehold::error::Invalid;
 use leasehold::layer::chaos::{Chaos, Verb};
 use leasehold::memory::Memory;
@@ -34,7 +34,7 @@ fn wait(client: &Client, name: &str) -> JoinHandle<Result<Lease>> {
     tokio::spawn(async move { mutex.lock().await })
 }
 
-/// F124, L6, on a clock that moves by hand: after two periods one of the cycle has given up.
+/// F124, L6, on a clock that moves by hand: after two periods one member of the cycle has given up.
 #[tokio::test]
 async fn f124_a_cycle_is_broken_within_two_detection_periods_and_not_within_one() {
     for size in 2..=5 {
@@ -101,12 +101,12 @@ async fn a_look_that_finds_nothing_says_one_thing_and_asks_one_for_each_holder()
     drop(soon("a grant", waiter).await.expect("no panic").expect("no deadlock"));
 }
 
-/// A claim at the store itself, by nobody who would look or heartbeat.
+/// A claim at the store itself. No client looks for deadlocks for it or sends heartbeats.
 fn bare(name: &str, holder: &Holder) -> Claim {
     Claim { holder: holder.clone(), patience: LONG, ..bare::claim(name) }
 }
 
-/// S12: between the two readings somebody leaves, and what was a cycle is none.
+/// S12: between the two readings a claim leaves, and the cycle of the first reading is gone.
 #[tokio::test]
 async fn a_cycle_that_only_the_first_of_two_readings_saw_has_no_victim() {
     let memory = Memory::new();
@@ -129,7 +129,7 @@ async fn a_cycle_that_only_the_first_of_two_readings_saw_has_no_victim() {
     let engine = Store::Memory(memory.clone()).hooked(hooks);
     let builder = Client::builder().deadlock_detection(PERIOD);
     let client = builder.engine(engine).expect("a client");
-    // The fences of `b` are to be the greater ones, so that it is this client's turn to give up.
+    // The fences of `b` must be the greater ones, so that this client is the one to give up.
     for _ in 0..5 {
         drop(lock(&client, "b").await);
     }
@@ -150,7 +150,7 @@ async fn a_cycle_that_only_the_first_of_two_readings_saw_has_no_victim() {
     drop(own);
 }
 
-/// Whoever takes a lock and hands it to a task that works under it goes on; so does the task.
+/// A client that takes a lock and hands it to a task that works under it goes on; so does the task.
 #[tokio::test]
 async fn a_lease_that_is_used_in_another_task_belongs_to_that_task() {
     let memory = Memory::new();
@@ -170,7 +170,7 @@ async fn a_lease_that_is_used_in_another_task_belongs_to_that_task() {
     }
     let mut waits = Vec::new();
     for (place, (client, _)) in members.iter().enumerate() {
-        // Something that is kept, so that there is a reason to look.
+        // A lease that is kept, so that there is a reason to look.
         let (kept, next) = (client.mutex(place.to_string()), client.mutex(names[1 - place]));
         waits.push(tokio::spawn(async move {
             let _kept = kept.lock().await?;
@@ -186,8 +186,8 @@ async fn a_lease_that_is_used_in_another_task_belongs_to_that_task() {
     }
 }
 
-/// Futures joined in one task are one task to whoever looks from outside; that a lease is used
-/// while the other future waits shows that it is not kept by that wait.
+/// To other clients, futures joined in one task are one task. The work uses a lease while the other
+/// future waits. That use shows that this wait does not keep the lease.
 #[tokio::test]
 async fn a_lease_that_is_used_during_the_wait_is_no_part_of_a_cycle() {
     let memory = Memory::new();
@@ -256,7 +256,7 @@ fn a_period_out_of_bounds_is_refused() {
     }
 }
 
-/// Threads without a runtime of their own are told apart as tasks are.
+/// Threads without a runtime of their own are distinguished as tasks are.
 #[test]
 fn f124_threads_of_the_blocking_interface_that_wait_for_each_other_are_found() {
     let url = "memory:deadlock-of-threads";

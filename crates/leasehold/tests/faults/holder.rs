@@ -1,4 +1,4 @@
-//! F05 to F07, F12, F14 to F16: what may happen to a holder while it holds.
+//! F05 to F07, F12, F14 to F16: faults of a holder while it holds.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -19,11 +19,11 @@ async fn f04_lease_is_lost_when_the_clock_jumps_past_its_end() {
     let client = memory.client().expect("a client");
     let ttl = Duration::from_secs(30);
     let lease = client.mutex("suspended").ttl(ttl).lock().await.expect("a lease");
-    // A machine that sleeps runs nobody, and its boot clock goes on.
+    // A machine that sleeps runs no process, and its boot clock goes on.
     clock.advance(ttl - Duration::from_secs(1));
     assert!(lease.is_held(), "it slept for less than the ttl");
     clock.advance(ttl * 2);
-    // The first instruction after waking that asks, before any other thread could have run.
+    // The first question after waking, before any other thread could have run.
     assert_eq!(lease.state(), LeaseState::Lost);
     assert_eq!(lease.time_left(), Duration::ZERO);
     soon("the loss", lease.lost()).await;
@@ -51,14 +51,17 @@ fn f04_lease_in_any_store_is_lost_when_the_clock_jumps_past_its_end() {
 #[test]
 fn f05_lease_is_kept_while_work_blocks_every_executor_thread() {
     on_every_store(async |store| {
-        let (client, other) = (store.client(), store.client());
-        let ttl = Duration::from_millis(1_000);
+        // Renewed early, so that a renewal may be late on a busy machine.
+        let (client, _) = store.troubled(Client::builder().renew_at_percent(10));
+        let other = store.client();
+        let ttl = Duration::from_secs(3);
         let lease = client.mutex("blocked").ttl(ttl).lock().await.expect("a lease");
         let blockers: Vec<_> =
             (0..2).map(|_| tokio::spawn(async move { std::thread::sleep(2 * ttl) })).collect();
         // This thread drives the test itself, and is blocked with the two workers.
         std::thread::sleep(2 * ttl);
-        assert_eq!(lease.state(), LeaseState::Held);
+        // A renewal that is slow on a busy machine makes the lease uncertain, and it is still held.
+        assert!(lease.is_held(), "{:?}", lease.state());
         assert!(other.mutex("blocked").try_lock().await.expect("an answer").is_none());
         for blocker in blockers {
             blocker.await.expect("the blocker slept");
@@ -75,7 +78,7 @@ fn f06_lease_is_kept_while_each_third_renewal_fails() {
         for _ in 0..4 {
             chaos.after(2, Verb::Renew, Trouble::Refuse, 1);
         }
-        let mutex = client.mutex("flaky").ttl(Duration::from_millis(1_500));
+        let mutex = client.mutex("flaky").ttl(Duration::from_secs(3));
         let lease = mutex.lock().await.expect("a lease");
         until("twelve renewals", async || {
             assert!(lease.is_held());
@@ -218,7 +221,7 @@ async fn lease_after_a_long_wait_behind_its_own_client_is_fresh() {
     let in_line = enter();
     until_waiting(&one, "entrance", 1).await;
     let behind = enter();
-    // It has asked for the entrance once it was polled, which the next yields see to.
+    // It has asked for the entry lock once it was polled, which the next yields ensure.
     tokio::task::yield_now().await;
     clock.advance(hours / 10);
     in_line.abort();

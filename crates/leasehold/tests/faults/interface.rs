@@ -1,4 +1,4 @@
-//! What the types promise, what observers are told, and what is tried again.
+//! Promises of the types, reports to observers, and retries.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -15,7 +15,8 @@ use leasehold::{Client, Error, Handle, Lease, LostCause, Mode, Mutex as Lock, Na
 
 use crate::support::{Hooks, LONG, on_every_store, soon, until, until_waiting};
 
-/// Compiles only for what may be shared by threads; has a size, so that it cannot be left out.
+/// Compiles only for types that threads may share. It has a result, so that no call can be left
+/// out.
 fn shared<T: Send + Sync + 'static>() -> usize {
     size_of::<T>()
 }
@@ -69,7 +70,7 @@ fn engine_is_usable_as_an_object() {
     });
 }
 
-/// Writes down the kinds of measures, and checks what can be checked of each.
+/// Writes down the kinds of measures, and checks each measure as far as it can.
 #[derive(Debug, Clone, Default)]
 struct Diary(Arc<Mutex<BTreeMap<&'static str, usize>>>);
 
@@ -78,6 +79,7 @@ impl Observer for Diary {
         let kind = match measure {
             Measure::WaitBegan { name } => named("wait began", name),
             Measure::WaitEnded { name } => named("wait ended", name),
+            Measure::WaitDisturbed { name, .. } => named("wait disturbed", name),
             Measure::Granted { name, mode, .. } => {
                 assert_eq!(*mode, Mode::Exclusive);
                 named("granted", name)
@@ -117,7 +119,7 @@ impl Diary {
 }
 
 #[test]
-fn observer_is_told_of_grants_refusals_waits_and_releases() {
+fn observer_hears_of_grants_refusals_waits_and_releases() {
     on_every_store(async |store| {
         let diary = Diary::default();
         let client = store.client_with(Client::builder().observer(diary.clone()));
@@ -141,12 +143,12 @@ fn observer_is_told_of_grants_refusals_waits_and_releases() {
 }
 
 #[test]
-fn observer_is_told_of_renewals_failures_and_losses() {
+fn observer_hears_of_renewals_failures_and_losses() {
     on_every_store(async |store| {
         let diary = Diary::default();
         let builder = Client::builder().observer(diary.clone()).renew_at_percent(20);
         let (client, chaos) = store.troubled(builder);
-        let lock = client.mutex("measured").ttl(Duration::from_millis(500));
+        let lock = client.mutex("measured").ttl(Duration::from_secs(2));
         let lease = lock.lock().await.expect("a lease");
         until("a renewal", async || diary.count("renewed") >= 1).await;
         chaos.next(Verb::Renew, Trouble::Refuse, u32::MAX);
@@ -183,8 +185,8 @@ fn transient_failures_are_tried_again_as_often_as_the_policy_says() {
     });
 }
 
-/// A store that is silent takes its time for each try, so their number alone is no limit. But it
-/// may be the connection that is silent, and the next one is not.
+/// A silent store makes each try take its time, so the number of tries alone is no limit. But only
+/// the connection may be silent, and the next one is not.
 #[test]
 fn a_silent_store_is_tried_twice_and_then_for_as_long_as_the_policy_says() {
     const SILENCE: Duration = Duration::from_millis(200);
@@ -262,8 +264,8 @@ fn errors_say_whether_trying_again_may_help() {
     }
 }
 
-/// The answer "queued" and the look at the line are two exchanges; between them it may have become
-/// this claim's turn.
+/// The answer "queued" and the look at the line are two exchanges. Between them it may become this
+/// claim's turn.
 #[test]
 fn a_claim_that_is_granted_before_the_look_at_its_line_is_no_deadlock() {
     on_every_store(async |store| {

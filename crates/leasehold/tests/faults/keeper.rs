@@ -1,13 +1,17 @@
-//! The keeper under stress: what hangs or races must not cost a lease, nor leave one behind.
+//! The keeper under stress: requests that hang or race must not lose a lease, nor leave one behind.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use async_trait::async_trait;
 use futures_util::future::FutureExt;
+use leasehold::claim::{Claim, ClaimKey, Renewal, Standing};
 use leasehold::clock::{Clock, Moment, Sleep, VirtualClock};
+use leasehold::engine::{Alert, Alerts, Engine, Info, Page, Parts, Query, Wake};
 use leasehold::layer::chaos::{Chaos, Trouble, Verb};
 use leasehold::memory::Memory;
-use leasehold::{Client, Error, Released};
+use leasehold::{Client, Error, LeaseState, Released, Result};
 use tokio::sync::Notify;
 
 use crate::support::{Hooks, LONG, on_every_store, soon, until, until_free, until_waiting};
@@ -22,7 +26,7 @@ fn hanging_releases_do_not_stop_renewals() {
         for index in 0..8 {
             let name = format!("given back:{index}");
             drop(client.mutex(&name).ttl(LONG).lock().await.expect("a lease"));
-            // One exchange each, not one for all.
+            // One exchange for each, not one for all.
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         let before = kept.safe_until();
@@ -70,7 +74,7 @@ fn close_ends_although_the_store_is_silent() {
         let ttl = Duration::from_millis(500);
         let lease = client.mutex("silent").ttl(ttl).lock().await.expect("a lease");
         chaos.next(Verb::Release, Trouble::Hang, u32::MAX);
-        // After the ttl the store has freed it by itself, and there is nothing to wait for.
+        // After the ttl the store has freed it by itself, and the close need not wait.
         let closed = tokio::time::timeout(ttl * 20, client.close()).await;
         assert!(closed.is_ok(), "still waiting for the store after {:?}", ttl * 20);
         drop(lease);
@@ -103,7 +107,7 @@ fn closing_a_client_leaves_another_one_of_the_same_engine_alone() {
     });
 }
 
-/// A virtual clock that writes down when the keeper wants to be woken.
+/// A virtual clock that writes down when the keeper wants to wake.
 #[derive(Debug, Clone)]
 struct Diary {
     clock: VirtualClock,
@@ -128,7 +132,7 @@ impl Clock for Diary {
 }
 
 impl Diary {
-    /// The instant the keeper sleeps until, once it sleeps.
+    /// The instant until which the keeper sleeps, once it sleeps.
     async fn alarm(&self) -> Moment {
         // The keeper may still be at work; it has written its last line when it rests.
         loop {
@@ -161,7 +165,7 @@ async fn keeper_never_sleeps_past_the_end_of_a_lease() {
         }
         clock.advance(at.since(clock.now()));
     }
-    // Whatever else wakes it, it must not sleep past the end.
+    // Another event may wake it, but it must not sleep past the end.
     clock.advance(end.since(clock.now()) - Duration::from_millis(1));
     drop(client.mutex("other").lock().await.expect("a lease"));
     soon("the keeper to rest", diary.alarm()).await;
@@ -187,4 +191,79 @@ fn loss_is_counted_once_although_release_and_max_hold_meet() {
         assert_eq!(stats.acquired, 600);
         assert_eq!(stats.released + stats.lost, 600, "{stats:?}");
     });
+}
+
+/// A store that reports its last claim as lost when it is told to.
+#[derive(Debug, Clone, Default)]
+struct Alarmed {
+    store: Memory,
+    claimed: Arc<Mutex<Option<ClaimKey>>>,
+    alarm: Arc<Notify>,
+    renewals: Arc<AtomicUsize>,
+}
+
+#[async_trait]
+#[deny(clippy::missing_trait_methods)]
+impl Engine for Alarmed {
+    fn info(&self) -> &Info {
+        self.store.info()
+    }
+
+    async fn claim(&self, claim: &Claim) -> Result<Standing> {
+        *self.claimed.lock().expect("nobody panics") = Some(claim.key.clone());
+        self.store.claim(claim).await
+    }
+
+    async fn wait(&self, key: &ClaimKey) -> Result<Wake> {
+        self.store.wait(key).await
+    }
+
+    async fn renew(&self, renewals: &[Renewal]) -> Result<Vec<Result<Standing>>> {
+        let answers = self.store.renew(renewals).await;
+        self.renewals.fetch_add(1, Ordering::SeqCst);
+        answers
+    }
+
+    async fn release(&self, keys: &[ClaimKey]) -> Result<Vec<Released>> {
+        self.store.release(keys).await
+    }
+
+    async fn inspect(&self, query: &Query) -> Result<Page> {
+        self.store.inspect(query).await
+    }
+
+    async fn close(&self) -> Result<()> {
+        self.store.close().await
+    }
+
+    fn parts(self: Arc<Self>) -> Parts {
+        let mut parts = Parts::default();
+        parts.alerts = Some(self);
+        parts
+    }
+}
+
+#[async_trait]
+#[deny(clippy::missing_trait_methods)]
+impl Alerts for Alarmed {
+    async fn alerts(&self) -> Vec<Alert> {
+        self.alarm.notified().await;
+        let claimed = self.claimed.lock().expect("nobody panics");
+        claimed.iter().cloned().map(Alert::Lost).collect()
+    }
+}
+
+#[tokio::test]
+async fn alert_that_is_late_costs_one_renewal_and_no_lease() {
+    let store = Alarmed::default();
+    let client = Client::builder().engine(store.clone()).expect("a client");
+    let lease = client.mutex("alarmed").ttl(LONG).lock().await.expect("free");
+    for renewals in 1..=3 {
+        let before = lease.safe_until();
+        store.alarm.notify_one();
+        until("a renewal", async || lease.safe_until() > before).await;
+        assert_eq!(store.renewals.load(Ordering::SeqCst), renewals);
+        assert_eq!(lease.state(), LeaseState::Held);
+    }
+    assert_eq!(lease.release().await.expect("an answer"), Released::Released);
 }

@@ -1,9 +1,10 @@
-//! Faults of a holder's own process, one test per row of the catalogue: the row's id is in the
+//! Faults of a holder's own process, one test for each row of docs/faults.txt: its number is in the
 //! name. Also the promises of types, observers, retries and the blocking interface.
 //!
-//! What depends on the engine alone is in the conformance suite; here the library above the
-//! engines is put under stress, on every engine of this build.
+//! The conformance suite tests what depends on the engine alone. These tests put the library above
+//! the engines under stress, on every engine of this build.
 
+mod callbacks;
 mod cancel;
 mod deadlock;
 mod holder;

@@ -7,13 +7,12 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_util::future::BoxFuture;
-use futures_util::stream::BoxStream;
 use leasehold::claim::{
-    Amended, Amendment, Claim, ClaimKey, Holder, HolderId, Released, Renewal, Standing,
+    Amended, Claim, ClaimKey, HolderId, Mode, Note, Released, Renewal, Standing,
 };
 use leasehold::engine::{
-    Bump, Bumped, Capabilities, Concern, Counts, Engine, Event, Eviction, Finding, Info, Notice,
-    Page, Query, Resize, Resized, Totals, Wait, Wake,
+    Amend, ClaimMany, Convert, Engine, Info, Notice, Page, Parts, Query, Resize, Resized,
+    Unattended, Wait, WaitNotices, Wake,
 };
 #[cfg(feature = "etcd")]
 use leasehold::etcd::Etcd;
@@ -29,16 +28,17 @@ use leasehold::sqlite::Sqlite;
 use leasehold::zookeeper::ZooKeeper;
 use leasehold::{Client, ClientBuilder, Result};
 
+use leasehold_testkit::conformance::Can;
 pub(crate) use leasehold_testkit::waiting::{soon, until, until_free, until_waiting};
 
-/// Far beyond every test, so that what is left behind is seen.
+/// Far beyond every test, so that the test sees every claim that is left behind.
 pub(crate) const LONG: Duration = Duration::from_secs(300);
 
 /// A store of its own.
 #[derive(Debug)]
 pub(crate) enum Store {
     Memory(Memory),
-    /// The address of a database of its own: keys are the database's, not the schema's.
+    /// The address of a database of its own: keys belong to the database, not to the schema.
     #[cfg(feature = "postgres")]
     Advisory(String),
     /// The address of a prefix of its own.
@@ -61,7 +61,7 @@ pub(crate) enum Store {
 }
 
 impl Store {
-    /// Opens the store once, and makes clients that share what was opened.
+    /// Opens the store once, and makes clients that share its connection.
     fn open<const N: usize>(&self, builders: [ClientBuilder; N]) -> (Arc<dyn Engine>, [Client; N]) {
         match self {
             Store::Memory(memory) => shared(memory.clone(), builders),
@@ -133,12 +133,12 @@ fn shared<const N: usize>(
     (Arc::new(engine), clients)
 }
 
-/// Tests ask for engines where they cannot wait; here they may block.
+/// Tests ask for engines in places that cannot wait; here they may block.
 #[cfg(any(feature = "etcd", feature = "postgres", feature = "redis", feature = "zookeeper"))]
 fn opened<T>(open: impl Future<Output = Result<T>>) -> T {
     let opened = match tokio::runtime::Handle::try_current() {
         Ok(here) => tokio::task::block_in_place(|| here.block_on(open)),
-        // Its connection ends with this runtime; another is made where it is used.
+        // Its connection ends with this runtime; the store makes another one where it is used.
         Err(_) => runtime().block_on(open),
     };
     opened.expect("a store of its own")
@@ -155,7 +155,7 @@ fn next() -> u32 {
 #[cfg(feature = "etcd")]
 pub(crate) fn etcd_url() -> String {
     static SERVER: OnceLock<leasehold_testkit::Server> = OnceLock::new();
-    let start = || leasehold_testkit::Etcd::new().start_blocking().expect("a server");
+    let start = || leasehold_testkit::Etcd::new().start_blocking().expect("a server").shared();
     let (url, next) = (SERVER.get_or_init(start).url(), next());
     format!("{url}?prefix=store-{next}/")
 }
@@ -167,7 +167,7 @@ pub(crate) fn zookeeper_url() -> String {
     let start = || {
         // A lease never lasts longer than its session proves.
         let options = leasehold_testkit::Zookeeper::new().setting("maxSessionTimeout", "3600000");
-        options.start_blocking().expect("a server")
+        options.start_blocking().expect("a server").shared()
     };
     let (url, next) = (SERVER.get_or_init(start).url(), next());
     format!("{url}/store-{next}")
@@ -179,12 +179,13 @@ pub(crate) fn redis_urls() -> (String, String) {
     static NODES: OnceLock<leasehold_testkit::servers::Group> = OnceLock::new();
     let start = || {
         let options = leasehold_testkit::Redis::new().argument("--databases").argument("1000");
-        options.start_many_blocking(3).expect("servers")
+        options.start_many_blocking(3).expect("servers").shared()
     };
     let nodes = NODES.get_or_init(start).servers();
     let (one, all) = (next(), next());
     let hosts: Vec<String> = nodes.iter().map(|node| node.address().to_string()).collect();
-    // A busy machine is no silent node, and ttls are as long as the tests have them.
+    // A slow answer on a busy machine must not make a node count as silent. The ttls are those of
+    // the tests.
     let options = "ttl_max_ms=600000&node_timeout_ms=5000";
     let redlock = format!("redlock://{}/{all}?{options}", hosts.join(","));
     (format!("redis://{}/{one}", hosts[0]), redlock)
@@ -195,7 +196,7 @@ fn postgres_server() -> &'static leasehold_testkit::Server {
     static SERVER: OnceLock<leasehold_testkit::Server> = OnceLock::new();
     SERVER.get_or_init(|| {
         let options = leasehold_testkit::Postgres::new().setting("max_connections", "400");
-        options.start_blocking().expect("a server")
+        options.start_blocking().expect("a server").shared()
     })
 }
 
@@ -237,22 +238,26 @@ pub(crate) fn stores() -> Vec<Store> {
 }
 
 /// Runs a test on an empty store of each engine.
-pub(crate) fn on_every_store(test: impl AsyncFn(Store)) {
-    for store in stores() {
-        runtime().block_on(test(store));
-    }
+pub(crate) fn on_every_store(test: impl AsyncFn(Store) + Sync) {
+    on_each(stores(), test);
 }
 
-/// The same on those that can do what the test needs.
-pub(crate) fn on_stores_that(can: fn(&Capabilities) -> bool, test: impl AsyncFn(Store)) {
-    let mut tested = 0;
-    for store in stores() {
-        if can(&store.engine().info().can) {
-            runtime().block_on(test(store));
-            tested += 1;
+/// Runs a test on stores side by side: most of its time is waiting.
+fn on_each(stores: impl IntoIterator<Item = Store>, test: impl AsyncFn(Store) + Sync) {
+    let test = &test;
+    std::thread::scope(|scope| {
+        for store in stores {
+            scope.spawn(move || runtime().block_on(test(store)));
         }
-    }
-    assert!(tested > 0, "no store of this build can do it");
+    });
+}
+
+/// The same on stores with the capabilities that the test needs.
+pub(crate) fn on_stores_that(can: fn(&Can) -> bool, test: impl AsyncFn(Store) + Sync) {
+    let able = stores().into_iter().filter(|store| can(&Can::of_engine(&store.engine())));
+    let able: Vec<Store> = able.collect();
+    assert!(!able.is_empty(), "no store of this build can do it");
+    on_each(able, test);
 }
 
 pub(crate) fn runtime() -> tokio::runtime::Runtime {
@@ -262,7 +267,7 @@ pub(crate) fn runtime() -> tokio::runtime::Runtime {
 
 pub(crate) type Hook = Arc<dyn Fn(Verb) -> BoxFuture<'static, Result<()>> + Send + Sync>;
 
-/// What happens around a verb; an error takes the verb's place.
+/// Runs around a verb; an error takes the verb's place.
 #[derive(Clone, Default)]
 pub(crate) struct Hooks {
     pub(crate) before: Option<Hook>,
@@ -299,6 +304,10 @@ pub(crate) struct Hooked {
 }
 
 impl Hooked {
+    fn hook<P: ?Sized>(self: &Arc<Self>, part: Arc<P>) -> Arc<HookedPart<P>> {
+        Arc::new(HookedPart { part, engine: Arc::clone(self) })
+    }
+
     async fn through<T>(&self, verb: Verb, call: impl Future<Output = Result<T>>) -> Result<T> {
         if let Some(before) = &self.hooks.before {
             before(verb).await?;
@@ -312,6 +321,7 @@ impl Hooked {
 }
 
 #[async_trait]
+#[deny(clippy::missing_trait_methods)]
 impl Engine for Hooked {
     fn info(&self) -> &Info {
         &self.info
@@ -319,10 +329,6 @@ impl Engine for Hooked {
 
     async fn claim(&self, claim: &Claim) -> Result<Standing> {
         self.through(Verb::Claim, self.engine.claim(claim)).await
-    }
-
-    async fn claim_all(&self, claims: &[Claim]) -> Result<Option<Vec<Standing>>> {
-        self.through(Verb::Claim, self.engine.claim_all(claims)).await
     }
 
     async fn wait(&self, key: &ClaimKey) -> Result<Wake> {
@@ -337,73 +343,84 @@ impl Engine for Hooked {
         self.through(Verb::Release, self.engine.release(keys)).await
     }
 
-    fn release_now(&self, _key: &ClaimKey) -> Option<Released> {
-        // Its verbs may be pending, so a dropped lease goes the long way.
-        None
-    }
-
-    async fn amend(&self, key: &ClaimKey, amendment: &Amendment) -> Result<Amended> {
-        self.through(Verb::Amend, self.engine.amend(key, amendment)).await
-    }
-
-    async fn resize(&self, order: &Resize) -> Result<Resized> {
-        self.engine.resize(order).await
-    }
-
-    async fn losses(&self) -> Vec<ClaimKey> {
-        self.engine.losses().await
-    }
-
-    async fn concerns(&self) -> Vec<Concern> {
-        self.engine.concerns().await
-    }
-
     async fn inspect(&self, query: &Query) -> Result<Page> {
         self.engine.inspect(query).await
     }
 
+    async fn close(&self) -> Result<()> {
+        self.engine.close().await
+    }
+
+    fn parts(self: Arc<Self>) -> Parts {
+        let mut parts = Arc::clone(&self.engine).parts();
+        // Its verbs may be pending, so claims and dropped leases go through the asynchronous verbs.
+        parts.claim_now = None;
+        parts.release_now = None;
+        parts.claim_many = parts.claim_many.map(|part| self.hook(part) as _);
+        parts.amend = parts.amend.map(|part| self.hook(part) as _);
+        parts.convert = parts.convert.map(|part| self.hook(part) as _);
+        parts.unattended = parts.unattended.map(|part| self.hook(part) as _);
+        parts.wait_notices = parts.wait_notices.map(|part| self.hook(part) as _);
+        parts
+    }
+}
+
+/// A part of an engine with hooks.
+#[derive(Debug)]
+struct HookedPart<P: ?Sized> {
+    part: Arc<P>,
+    engine: Arc<Hooked>,
+}
+
+#[async_trait]
+#[deny(clippy::missing_trait_methods)]
+impl ClaimMany for HookedPart<dyn ClaimMany> {
+    async fn claim_all(&self, claims: &[Claim]) -> Result<Option<Vec<Standing>>> {
+        self.engine.through(Verb::Claim, self.part.claim_all(claims)).await
+    }
+}
+
+#[async_trait]
+#[deny(clippy::missing_trait_methods)]
+impl Amend for HookedPart<dyn Amend> {
+    async fn set_note(&self, key: &ClaimKey, note: &Note) -> Result<Amended> {
+        self.engine.through(Verb::Amend, self.part.set_note(key, note)).await
+    }
+}
+
+#[async_trait]
+#[deny(clippy::missing_trait_methods)]
+impl Convert for HookedPart<dyn Convert> {
+    async fn set_mode(&self, key: &ClaimKey, mode: Mode) -> Result<Amended> {
+        self.engine.through(Verb::Amend, self.part.set_mode(key, mode)).await
+    }
+
+    async fn resize(&self, order: &Resize) -> Result<Resized> {
+        self.part.resize(order).await
+    }
+}
+
+#[async_trait]
+#[deny(clippy::missing_trait_methods)]
+impl Unattended for HookedPart<dyn Unattended> {
+    async fn keep_closed(&self, key: &ClaimKey, stay: Duration) -> Result<Released> {
+        self.engine.through(Verb::Release, self.part.keep_closed(key, stay)).await
+    }
+
+    async fn longest_without_renewal(&self) -> Result<Option<Duration>> {
+        self.part.longest_without_renewal().await
+    }
+}
+
+#[async_trait]
+#[deny(clippy::missing_trait_methods)]
+impl WaitNotices for HookedPart<dyn WaitNotices> {
     async fn announce(&self, notice: &Notice) -> Result<()> {
-        self.engine.announce(notice).await
+        self.part.announce(notice).await
     }
 
     async fn waits_of(&self, holder: HolderId) -> Result<Vec<Wait>> {
-        self.through(Verb::WaitsOf, self.engine.waits_of(holder)).await
-    }
-
-    async fn watch(&self, query: &Query) -> Result<BoxStream<'static, Result<Event>>> {
-        self.engine.watch(query).await
-    }
-
-    async fn evict(&self, order: &Eviction) -> Result<Vec<Holder>> {
-        self.engine.evict(order).await
-    }
-
-    async fn bump_epoch(&self, order: &Bump) -> Result<Bumped> {
-        self.engine.bump_epoch(order).await
-    }
-
-    async fn tally(&self, counts: &Counts) -> Result<()> {
-        self.engine.tally(counts).await
-    }
-
-    async fn totals(&self) -> Result<Totals> {
-        self.engine.totals().await
-    }
-
-    async fn examine(&self) -> Result<Vec<Finding>> {
-        self.engine.examine().await
-    }
-
-    async fn install(&self) -> Result<()> {
-        self.engine.install().await
-    }
-
-    fn schema(&self) -> &'static str {
-        self.engine.schema()
-    }
-
-    async fn close(&self) -> Result<()> {
-        self.engine.close().await
+        self.engine.through(Verb::WaitsOf, self.part.waits_of(holder)).await
     }
 }
 

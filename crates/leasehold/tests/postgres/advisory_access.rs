@@ -1,8 +1,8 @@
-//! Installing, rights, passwords and TLS for advisory locks: how a client gets in.
+//! Installing, rights, passwords and TLS for advisory locks: how a client connects.
 
 use std::time::Duration;
 
-use leasehold::engine::{Engine, Level};
+use leasehold::engine::{Level, Setup};
 use leasehold::postgres::Advisory;
 use leasehold::{Client, Error, connect};
 use leasehold_testkit::{Certificates, Postgres};
@@ -40,7 +40,7 @@ async fn a_missing_right_is_answered_with_the_statements_that_give_it() {
     let statement = format!("CREATE SCHEMA \"leasehold\" AUTHORIZATION \"{role}\";");
     assert!(error.to_string().contains(&statement), "{error}");
     assert!(!error.is_transient());
-    // An administrator installs what `init --print` shows, which can be had without the right.
+    // An administrator installs the output of `init --print`, which needs no rights.
     let script = Advisory::open(&url).await.expect("enough to print").schema();
     let by_hand = plain(&admin).await;
     by_hand.batch_execute(script).await.expect("installed");
@@ -50,7 +50,7 @@ async fn a_missing_right_is_answered_with_the_statements_that_give_it() {
     by_hand.batch_execute(grants).await.expect("run by an administrator");
     let client = connect(&url).await.expect("connected");
     let lease = client.mutex("n").ttl(LONG).lock().await.expect("a lease");
-    // Ending somebody else's session needs a right as well.
+    // A client also needs a right to end another client's session.
     let boss = connect(&admin).await.expect("connected");
     let held = boss.mutex("m").ttl(LONG).lock().await.expect("a lease");
     let error = client.force_release("m", "stuck").await.expect_err("refused").to_string();
@@ -123,7 +123,7 @@ async fn a_server_that_is_gone_is_unreachable_and_its_leases_are_lost() {
     assert!(matches!(error, Error::Unreachable { .. }), "{error:?}");
 }
 
-/// What `doctor` says about a subject.
+/// The finding of `doctor` about a subject.
 async fn said(client: &Client, subject: &str) -> (Level, String) {
     let findings = client.examine().await.expect("an answer");
     let finding = findings.into_iter().find(|finding| finding.subject == subject);
@@ -134,7 +134,8 @@ async fn said(client: &Client, subject: &str) -> (Level, String) {
 async fn the_session_of_a_lock_says_itself_how_long_it_lives_in_silence() {
     let url = advisory_on(server());
     let client = connect(&url).await.expect("connected");
-    // The session of this lease is the only one with this timeout: a tenth and 0.1 s more.
+    // The session of this lease is the only one with this timeout: the ttl, a tenth of it and 0.1
+    // s.
     let _lease = client.mutex("n").ttl(Duration::from_secs(20)).lock().await.expect("a lease");
     let (level, found) = said(&client, "timeouts").await;
     assert_eq!(level, Level::Good, "{found}");
@@ -144,7 +145,7 @@ async fn the_session_of_a_lock_says_itself_how_long_it_lives_in_silence() {
     assert_eq!(found, "after 6s of silence; the server gives up after 15s");
     let (level, found) = said(&client, "proxy").await;
     assert!(level == Level::Good && found.contains("none"), "{found}");
-    // Its sessions are as many as before, and none is kept from being used.
+    // The check left as many sessions as before, and the client can use all of them.
     let next = client.mutex("m").ttl(Duration::from_secs(20)).lock().await.expect("a lease");
     assert!(next.is_held());
 }

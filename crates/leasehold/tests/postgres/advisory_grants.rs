@@ -1,5 +1,5 @@
-//! Since when a lease counts that was waited for on advisory locks: since the server granted it,
-//! which may be long before anybody reads of it.
+//! The time from which a waited-for lease counts on advisory locks. It counts from the server's
+//! grant, which may be long before the client reads of it.
 
 use std::time::Duration;
 
@@ -13,10 +13,10 @@ use crate::support::{
     waiter,
 };
 
-/// No longer than whoever waits is patient, so that all of it counts at once.
+/// No longer than a waiter's patience, so that all of it counts at once.
 const TTL: Duration = Duration::from_secs(10);
 
-/// What a lease may be shorter by than its ttl: its margin, and a busy machine.
+/// How much shorter than its ttl a lease may be: its margin, and a busy machine.
 const SHORTER: Duration = Duration::from_secs(1);
 
 const HEARTBEAT: &str = "SELECT pg_backend_pid()";
@@ -47,7 +47,7 @@ async fn f21_a_grant_that_was_long_under_way_counts_from_when_it_was_given() {
     let next = waiter(client.claim("n").ttl(TTL));
     until_waiting(&other, "n", 1).await;
     let pid = process_that_waits(&raw).await;
-    // Longer than from one heartbeat of whoever waits to the next.
+    // Longer than from one heartbeat of the waiter to the next.
     let late = Duration::from_secs(2);
     lab.proxy.delay(Direction::ToClient, late);
     let before = SystemClock.now();
@@ -70,8 +70,8 @@ async fn f21_a_grant_that_is_read_when_its_session_is_over_is_not_believed() {
     let mut late = waiter(client.claim("n").ttl(Duration::from_secs(1)));
     until_waiting(&other, "n", 1).await;
     let pid = process_that_waits(&raw).await;
-    // The word of the grant comes when the server has ended the session, and the word of that
-    // end as much later.
+    // The client reads of the grant after the server has ended the session. It reads of that end as
+    // much later.
     lab.proxy.delay(Direction::ToClient, Duration::from_secs(2));
     lease.release().await.expect("an answer");
     until_it_has_it(&raw, pid).await;
@@ -80,7 +80,7 @@ async fn f21_a_grant_that_is_read_when_its_session_is_over_is_not_believed() {
     let waits = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND
                  database = (SELECT oid FROM pg_database WHERE datname = current_database())";
     let again = async {
-        // It asks its session, or claims anew; neither comes to anything over this network.
+        // It asks its session, or claims again; over this network neither succeeds.
         let asks = lab.proxy.wait_for("a word", EVENT_MAX, |t| t.to_server.forwarded > before);
         asks.await.expect("it asks");
         lab.proxy.pass().await.expect("passing");
@@ -98,8 +98,8 @@ async fn f21_a_grant_that_is_read_when_its_session_is_over_is_not_believed() {
     assert!(granted(late).await.fence() > fence);
 }
 
-/// Lets somebody wait while `meanwhile` happens, gives him the lock, and sees to it that he has
-/// it for the whole ttl from then on. Returns what his session was asked last.
+/// Lets a claim wait while `meanwhile` happens, grants it, and checks that its lease lasts the
+/// whole ttl from the grant. Returns the last statement of its session.
 async fn waited(
     url: &str,
     meanwhile: impl AsyncFnOnce(&tokio_postgres::Client, i64),
@@ -107,7 +107,7 @@ async fn waited(
     let (client, other) = (connect(url).await, connect(url).await.expect("connected"));
     let (client, raw) = (client.expect("connected"), plain(url).await);
     let lease = other.mutex("n").ttl(LONG).lock().await.expect("a lease");
-    // Without renewal its time is what the engine says, and nobody else asks the session.
+    // Without renewal its time is the one that the engine says, and nothing else asks the session.
     let next = waiter(client.claim("n").ttl(TTL).renew(false));
     until_waiting(&other, "n", 1).await;
     let pid = process_that_waits(&raw).await;
@@ -134,14 +134,14 @@ async fn a_wait_of_several_seconds_leaves_the_whole_ttl_and_costs_no_heartbeat()
     assert!(said.contains("pg_advisory_lock"), "{said}");
 }
 
-/// Spans are measured by the server's wall clock. One that was set back makes a grant look old.
+/// The server's wall clock measures the wait. A clock that was set back makes a grant look old.
 #[tokio::test]
 async fn f40_a_server_clock_that_is_set_back_during_a_wait_costs_a_heartbeat_and_no_time() {
     let clock = Clock::new().expect("a clock that can be moved");
     let server = Postgres::new().clock(&clock).start().await.expect("a server");
     let (_client, said) = waited(&advisory_on(&server), async |_, _| {
         clock.set_behind(Duration::from_secs(3_600)).expect("the clock moves");
-        // Whatever the clock says, a grant is no older than the question.
+        // Whatever the clock shows, a grant is no older than the question.
         let begun = SystemClock.now();
         until("half the ttl", async || SystemClock.now().since(begun) > TTL / 2).await;
     })

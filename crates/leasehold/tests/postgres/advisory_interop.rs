@@ -1,4 +1,4 @@
-//! Other people's advisory locks and ours, in both directions.
+//! Advisory locks of other programs and leasehold's, in both directions.
 
 use leasehold::advisory::Keys;
 use leasehold::{Error, Mode, Name, connect};
@@ -120,7 +120,7 @@ async fn locks_of_others_are_listed_by_their_key() {
     };
     until("all three", async || names().await.len() == 3).await;
     assert_eq!(names().await, ["advisory:5", "advisory:6:7", "report"]);
-    // Another client sees the name, the holder and the note as well.
+    // Another client also sees the name, the holder and the note.
     let second = connect(&url).await.expect("connected");
     let line = second.show("report").await.expect("an answer").expect("a line");
     assert_eq!(line.held[0].note.as_str(), "mine");

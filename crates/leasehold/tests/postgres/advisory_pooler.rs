@@ -1,5 +1,5 @@
-//! F73 on advisory locks: a proxy in between that lends server sessions, and a session that is not
-//! the one it was.
+//! F73 on advisory locks: a proxy that lends server sessions, and a session that is not the same as
+//! before.
 
 use leasehold::advisory::Keys;
 use leasehold::engine::Level;
@@ -16,7 +16,7 @@ const GIVING_BACK: &str = "SELECT pg_advisory_unlock($1::bigint)";
 async fn f73_a_pooling_proxy_is_refused_with_the_reason_and_the_alternative() {
     let transactions = Pgbouncer::before(server());
     let sessions = transactions.clone().pool_sessions();
-    // One refuses what a session is to be, the other drops it.
+    // One refuses the settings of a session, the other drops them.
     for (pooler, ignored) in
         [(&transactions, ""), (&transactions, "options"), (&sessions, ""), (&sessions, "options")]
     {
@@ -29,15 +29,15 @@ async fn f73_a_pooling_proxy_is_refused_with_the_reason_and_the_alternative() {
     }
 }
 
-/// A server on which every session has by itself what ours ask for: then a proxy that drops what
-/// they ask for is not found by that.
+/// A server whose own defaults are the settings that leasehold asks for. So those settings do not
+/// show that a proxy dropped the request.
 async fn deceptive() -> Server {
-    // That of the default ttl: a tenth and 0.1 s more.
+    // The timeout for the default ttl: the ttl, a tenth of it and 0.1 s.
     let postgres = Postgres::new().setting("idle_session_timeout", "33100");
     postgres.start().await.expect("a server")
 }
 
-/// The answer to a statement that a pooled session is asked without preparing anything.
+/// The answer to a statement in a pooled session, without preparing it.
 async fn word(client: &tokio_postgres::Client, statement: &str) -> String {
     let answer = client.simple_query(statement).await.expect("an answer");
     let word = answer.iter().find_map(|message| match message {
@@ -47,7 +47,7 @@ async fn word(client: &tokio_postgres::Client, statement: &str) -> String {
     word.expect("a row")
 }
 
-/// A pool of one session, which the engine and statements of a test's own share.
+/// A pool of one session, which the engine shares with the test's own statements.
 struct Pool {
     server: Server,
     pooler: Server,
@@ -75,7 +75,7 @@ impl Pool {
         word(&self.plain, &named).await
     }
 
-    /// How often a prepared statement was asked.
+    /// How often a prepared statement has run.
     async fn asked(&self, name: &str) -> String {
         let asked = format!(
             "SELECT generic_plans + custom_plans FROM pg_prepared_statements WHERE name = '{name}'"
@@ -83,8 +83,8 @@ impl Pool {
         word(&self.plain, &asked).await
     }
 
-    /// Puts another server process behind the pooler, which knows the same statements: it would
-    /// refuse those that it does not know.
+    /// Puts another server process behind the pooler and prepares the same statements there.
+    /// Without them it would refuse the client's.
     async fn replace(&self, statements: &[(&str, &str)]) {
         let mut prepares = Vec::new();
         for (statement, types) in statements {
@@ -96,7 +96,7 @@ impl Pool {
         self.server.sql(&end).expect("ended");
         let after = soon("another process", async {
             loop {
-                // The pooler may find out by this that its connection is gone.
+                // The pooler may learn by this question that its connection is gone.
                 if let Ok(answer) = self.plain.simple_query("SELECT 1").await {
                     break answer;
                 }
@@ -140,7 +140,7 @@ async fn f73_giving_back_what_another_server_process_does_not_know_ends_the_sess
     assert!(matches!(error, Error::Config(Config::Unsupported { .. })), "{error:?}");
     assert_eq!(pool.asked(&names.1).await, "1", "it was answered, by the wrong process");
     assert_eq!(pool.asked(&names.0).await, "1", "which was asked who it is");
-    // Long before a renewal would be due.
+    // Long before a renewal is due.
     soon("the loss of the other", other.lost()).await;
 }
 
@@ -176,7 +176,7 @@ async fn f73_a_session_that_a_pooler_lends_is_lost_with_its_server_process() {
     let holder = "SELECT count(pg_terminate_backend(pid)) FROM pg_locks \
                   WHERE locktype = 'advisory' AND granted";
     assert_eq!(server.sql(holder).expect("an answer"), "1");
-    // Long before a renewal would be due.
+    // Long before a renewal is due.
     soon("the loss", lease.lost()).await;
     assert!(granted(next).await.fence() > lease.fence());
 }

@@ -1,4 +1,4 @@
-//! F01 and F70 to F80 on advisory locks: what may happen to a holder's process and the server.
+//! F01 and F70 to F80 on advisory locks: faults of a holder's process and of the server.
 
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ use crate::support::{
 /// Set in a process that holds a lock until it is killed: the store.
 const HOLDER: &str = "LEASEHOLD_TEST_HOLDER";
 
-/// A lease that is renewed in time on a busy machine, too.
+/// A ttl that a client on a busy machine also renews in time.
 const BUSY_TTL: Duration = Duration::from_secs(5);
 
 /// Short enough to wait for, long enough for a restart on a busy machine.
@@ -49,7 +49,7 @@ async fn f01_a_killed_holder_is_followed_at_once() {
     let next = waiter(client.claim("n").ttl(LONG));
     until_waiting(&client, "n", 1).await;
     holder.kill().expect("killed");
-    // Its ttl is far beyond what is waited for here.
+    // Its ttl is far beyond this wait.
     assert!(granted(next).await.fence() > fence.parse::<u64>().expect("a fence"));
 }
 
@@ -66,7 +66,7 @@ async fn f112_a_dead_waiter_is_passed_over() {
     until_waiting(&client, "n", 1).await;
     lease.release().await.expect("an answer");
     let lease = granted(second).await;
-    // F115: one that dies with the grant on its way.
+    // F115: a process that dies with the grant in flight.
     let mut first = holder(&url);
     until_waiting(&client, "n", 1).await;
     let second = waiter(client.claim("n").ttl(LONG));
@@ -114,13 +114,13 @@ fn f11_a_lease_survives_the_runtime_that_took_it() {
     runtime().expect("a runtime").block_on(async {
         let other = connect(&url).await.expect("connected");
         assert!(other.mutex("n").try_lock().await.expect("an answer").is_none());
-        // Dropped where its runtime is gone.
+        // Dropped after its runtime is gone.
         drop(lease);
         drop(soon("a grant", other.mutex("n").lock()).await.expect("a lease"));
     });
 }
 
-/// What a restart does to a lease, and what comes after it.
+/// The effect of a restart on a lease, and on the claims after it.
 async fn restarted(url: &str, ttl: Duration, restart: impl AsyncFnOnce()) {
     let client = connect(url).await.expect("connected");
     let lease = client.mutex("n").ttl(ttl).lock().await.expect("a lease");
@@ -171,7 +171,7 @@ async fn f70_a_crash_takes_no_fence_back_although_nobody_waits_for_the_disk() {
 async fn f71_a_server_process_that_crashes_takes_all_sessions_along() {
     let server = Postgres::new().start().await.expect("a server");
     let url = advisory_on(&server);
-    // The server goes on without a new start: only what was not logged tells of the crash.
+    // The server recovers without a new start: only unlogged data shows the crash.
     restarted(&url, TTL, async || {
         let any = "SELECT max(pid) FROM pg_stat_activity \
                    WHERE application_name = 'leasehold advisory'";
@@ -198,7 +198,7 @@ async fn f71_a_session_that_is_ended_is_a_lease_lost_at_once() {
     let lease = client.mutex("n").ttl(LONG).lock().await.expect("a lease");
     let unrenewed = client.mutex("m").ttl(LONG).renew(false).lock().await.expect("a lease");
     assert_eq!(terminate(&url), "1", "both are on one session");
-    // Long before a renewal would be due.
+    // Long before a renewal is due.
     soon("the loss", lease.lost()).await;
     soon("the loss", unrenewed.lost()).await;
     assert_eq!((lease.state(), unrenewed.state()), (LeaseState::Lost, LeaseState::Lost));
@@ -221,7 +221,7 @@ async fn f72_fences_of_a_promoted_standby_are_above_all_before_although_it_lagge
     let error = client.mutex("n").try_lock().await.expect_err("it takes no writes");
     assert!(error.is_transient() && error.to_string().contains("standby"), "{error}");
     server.sql("SELECT pg_promote()").expect("promoted");
-    // What the lost server gave out last never came here.
+    // The last numbers of the lost server never came here.
     server.sql("SELECT setval('leasehold.advisory_fences', 1, false)").expect("set");
     let lease = soon("a grant", client.mutex("n").ttl(ttl).lock()).await.expect("a lease");
     assert!(lease.fence() > last + 1_000_000, "{} after {last}", lease.fence());
@@ -229,7 +229,7 @@ async fn f72_fences_of_a_promoted_standby_are_above_all_before_although_it_lagge
 
 #[tokio::test]
 async fn f72_a_promoted_standby_knows_no_lease_and_claims_wait_for_the_guard() {
-    // To follow, and to be promoted, takes longer than to start.
+    // Following and promotion take longer than a start.
     let ttl = 3 * TTL;
     let server = Postgres::new().start().await.expect("a server");
     let url = advisory_on(&server);

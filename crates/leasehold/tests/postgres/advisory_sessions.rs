@@ -1,4 +1,4 @@
-//! F27 and what sessions are for: one for many locks, one for each wait, and a limit.
+//! F27 and the use of sessions: one for many locks, one for each wait, and a limit.
 
 use std::time::Duration;
 
@@ -6,8 +6,8 @@ use leasehold::advisory::{Keys, lock_in, try_lock_in};
 use leasehold::{Error, Mode, Name, Released, connect};
 
 use crate::support::{
-    LONG, advisory_on, carried_out, crowd_of, database, granted, number, plain, server, soon,
-    truth, until, until_waiting, waiter,
+    Crowd, LONG, advisory_on, carried_out, database, granted, number, plain, server, soon, truth,
+    until, until_waiting, waiter,
 };
 
 async fn sessions(url: &str) -> i64 {
@@ -34,7 +34,7 @@ async fn many_locks_are_on_one_session() {
         leases.push(soon("a grant", task).await.expect("the task ends").expect("a lease"));
     }
     assert_eq!(sessions(&url).await, 1);
-    // Another ttl is another session, so that the server ends each in its own time.
+    // A lease with another ttl is on another session, so that the server ends each in its own time.
     let _other = client.mutex("other").ttl(LONG).lock().await.expect("a lease");
     assert_eq!(sessions(&url).await, 2);
     assert!(leases.iter().all(|lease| lease.is_held()));
@@ -46,15 +46,15 @@ async fn f116_a_release_wakes_one_of_many_that_wait() {
     let url = format!("{}?connections=64", advisory_on(server()));
     let client = connect(&url).await.expect("connected");
     let mut held = client.mutex("n").ttl(LONG).lock().await.expect("a lease");
-    let mut order = crowd_of(WAITERS, &client.claim("n").ttl(LONG));
-    until_waiting(&client, "n", WAITERS).await;
+    let mut waiters = Crowd::of(WAITERS, &client.claim("n").ttl(LONG));
+    waiters.until_waiting(&client, "n", WAITERS).await;
     let observer = plain(&url).await;
     for release in 1..=5 {
         let since = "SELECT clock_timestamp()::text";
         let since: String = observer.query_one(since, &[]).await.expect("an answer").get(0);
         held.release().await.expect("an answer");
-        held = soon("the next grant", order.recv()).await.expect("somebody waits");
-        // Whoever still waits has asked the server nothing since.
+        held = waiters.next().await;
+        // The remaining waiters have asked the server nothing since.
         let waits = format!(
             "SELECT count(*) FROM pg_stat_activity \
              WHERE application_name = 'leasehold advisory' AND datname = '{}' \
@@ -64,7 +64,7 @@ async fn f116_a_release_wakes_one_of_many_that_wait() {
         let waits = number(&observer, &waits).await;
         assert_eq!(waits, (WAITERS - release) as i64, "release {release}");
         until_waiting(&client, "n", WAITERS - release).await;
-        assert!(order.try_recv().is_err(), "release {release} woke a second one");
+        assert!(!waiters.has_next(), "release {release} woke a second one");
     }
     soon("the close", client.close()).await.expect("closed");
 }
@@ -73,7 +73,7 @@ async fn f116_a_release_wakes_one_of_many_that_wait() {
 async fn claims_of_one_client_exclude_each_other_although_a_session_may_lock_twice() {
     let url = advisory_on(server());
     let client = connect(&url).await.expect("connected");
-    // The same ttl, so that all of them would go to the same session.
+    // The same ttl, so that all of them could use the same session.
     let writer = client.claim("n");
     let reader = client.claim("n").mode(Mode::Shared);
     let lease = writer.acquire().await.expect("a lease");
@@ -108,7 +108,7 @@ async fn f27_a_wait_without_a_session_left_is_refused_at_once_and_the_others_go_
     assert!(matches!(refused, Error::Limit { limit: 3, .. }), "{refused:?}");
     let text = refused.to_string();
     assert!(text.contains("`connections`") && text.contains("`postgres://`"), "{text}");
-    // What needs no session of its own is not concerned.
+    // Claims that need no session of their own still work.
     assert!(client.mutex("m").try_lock().await.expect("an answer").is_some());
     lease.release().await.expect("an answer");
     for waiter in waiters {
@@ -151,7 +151,7 @@ async fn a_cancelled_wait_leaves_a_session_that_is_used_again() {
 }
 
 #[tokio::test]
-async fn the_server_is_told_the_ttl_and_how_long_to_wait_for_a_silent_client() {
+async fn session_gives_the_server_timeouts_for_the_longest_ttl() {
     let url = advisory_on(server());
     let client = connect(&url).await.expect("connected");
     let lease = client.mutex("n").ttl(Duration::from_secs(10)).lock().await.expect("a lease");
@@ -191,7 +191,7 @@ async fn a_lock_in_a_transaction_excludes_leases_and_ends_with_it() {
         let reader = client.claim("n").mode(Mode::Shared).try_acquire().await.expect("an answer");
         assert!(reader.is_some(), "readers share");
     }
-    // The same through any other client, by the statement.
+    // The same through any other client, with the statement.
     let statement = format!("BEGIN; {}; SELECT 1", key.lock_statement(false));
     let other = plain(&url).await;
     other.batch_execute(&statement).await.expect("locked");
@@ -201,7 +201,7 @@ async fn a_lock_in_a_transaction_excludes_leases_and_ends_with_it() {
 }
 
 #[tokio::test]
-async fn transactions_that_wait_in_a_circle_are_told_of_the_deadlock() {
+async fn server_ends_one_of_two_transactions_that_wait_in_a_circle() {
     let url = advisory_on(server());
     let key = |name: &str| Keys::Sha256.key(&Name::new(name).expect("a name")).expect("a key");
     let (mut one, mut two) = (plain(&url).await, plain(&url).await);
@@ -219,7 +219,7 @@ async fn transactions_that_wait_in_a_circle_are_told_of_the_deadlock() {
             ended
         })
     };
-    // One of the two is ended, and the other goes on.
+    // The server ends one of the two, and the other goes on.
     let ended = tokio::select! {
         ended = circle => vec![ended.0, ended.1],
         () = tokio::time::sleep(crate::support::EVENT_MAX) => panic!("nobody was told"),
@@ -229,7 +229,7 @@ async fn transactions_that_wait_in_a_circle_are_told_of_the_deadlock() {
 }
 
 #[tokio::test]
-async fn what_a_client_leaves_is_gone_when_it_is_closed_or_dropped() {
+async fn closed_or_dropped_client_leaves_no_session_and_no_lock() {
     let url = advisory_on(server());
     let watcher = plain(&url).await;
     let client = connect(&url).await.expect("connected");
@@ -258,7 +258,7 @@ async fn a_cycle_is_two_exchanges_alone_and_among_waiters() {
     let statements = ["pg_try_advisory_lock", "pg_advisory_lock(", "pg_advisory_unlock"];
     let counts = || statements.map(|text| carried_out(&server, text));
     assert_eq!(counts(), [50, 0, 50]);
-    // Nobody tries where somebody is known to be: each waits at once, and is granted so.
+    // On a contended name no claim tries first: each waits at once, and is granted so.
     let mut held = client.mutex("n").lock().await.expect("a lease");
     for _ in 0..20 {
         let next = waiter(client.claim("n"));

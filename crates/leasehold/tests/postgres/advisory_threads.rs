@@ -1,5 +1,5 @@
-//! Advisory locks whose callers' runtimes are blocked: whoever asks reads his answer himself, but
-//! nothing may depend on it that he does.
+//! Advisory locks whose callers' runtimes are blocked. A caller normally reads its answer itself,
+//! but nothing may depend on that.
 
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread::JoinHandle;
@@ -10,10 +10,10 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::support::{LONG, advisory_on, plain, server, soon, until, until_waiting};
 
-/// A lease that is renewed in time on a busy machine, too.
+/// A ttl that a client on a busy machine also renews in time.
 const BUSY_TTL: Duration = Duration::from_secs(5);
 
-/// A runtime on a thread of its own, which blocks when it is told to.
+/// A runtime on a thread of its own, which the test can block.
 struct Other {
     block: mpsc::Sender<()>,
     is_blocked: std::sync::mpsc::Receiver<()>,
@@ -22,7 +22,7 @@ struct Other {
 }
 
 impl Other {
-    /// Begins `work`, whose result is sent.
+    /// Begins `work`, and sends its result.
     fn begin<T, F>(work: impl FnOnce() -> F + Send + 'static) -> (Self, oneshot::Receiver<T>)
     where
         T: Send + 'static,
@@ -56,7 +56,7 @@ impl Other {
     }
 }
 
-/// A lease that was taken on a runtime which is blocked since.
+/// A lease that was taken on a runtime which is blocked now.
 async fn taken_elsewhere(client: &Client, ttl: Duration) -> (Other, Lease) {
     let (client, (pass_on, taken)) = (client.clone(), oneshot::channel());
     let (other, _done) = Other::begin(move || async move {
@@ -79,7 +79,7 @@ async fn f71_the_end_of_a_session_is_noticed_while_the_runtime_that_took_it_is_b
                  AND granted AND database = (SELECT oid FROM pg_database
                  WHERE datname = current_database()) AND pid <> pg_backend_pid()";
     assert!(raw.query_one(ended, &[]).await.expect("ended").get::<_, i64>(0) >= 1);
-    // Its ttl is far beyond what is waited for here.
+    // Its ttl is far beyond this wait.
     soon("the loss", lease.lost()).await;
     other.go_on();
 }
@@ -116,7 +116,7 @@ async fn f05_a_grant_is_known_and_kept_while_the_runtime_that_waits_is_blocked()
     other.block().await;
     let fence = before.fence();
     before.release().await.expect("an answer");
-    // The next thing it says after the grant is a heartbeat, because the grant was read.
+    // After the grant the session sends a heartbeat, which shows that the client read the grant.
     let last = "SELECT query FROM pg_stat_activity WHERE pid = $1";
     until("a heartbeat", async || {
         let row = raw.query_opt(last, &[&pid]).await.expect("an answer");

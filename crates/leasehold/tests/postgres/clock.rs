@@ -23,7 +23,7 @@ async fn diarist(diary: &ClockDiary, url: &str) -> Client {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f40_server_clock_that_jumps_ahead_is_told_and_keeps_fences_in_order() {
+async fn f40_clients_report_a_server_clock_that_jumps_ahead_and_fences_stay_in_order() {
     let (clock, server) = clocked().await;
     let (holding, waiting) = (ClockDiary::default(), ClockDiary::default());
     let (one, two) = (diarist(&holding, server.url()).await, diarist(&waiting, server.url()).await);
@@ -31,7 +31,7 @@ async fn f40_server_clock_that_jumps_ahead_is_told_and_keeps_fences_in_order() {
     let waiter = waiter(two.claim("report").ttl(LONG));
     until_waiting(&one, "report", 1).await;
     clock.set_ahead(HOUR).expect("the clock moves");
-    // Both may believe to hold now. That is what fences are for.
+    // Both may believe to hold now. Fences are for this case.
     let next = granted(waiter).await;
     assert!(next.fence() > lease.fence());
     let cause = soon("the loss", lease.lost()).await;
@@ -48,7 +48,7 @@ async fn f40_server_clock_that_jumps_ahead_is_told_and_keeps_fences_in_order() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f47_server_clock_that_stands_still_is_told_to_whoever_waits_and_by_doctor() {
+async fn f47_waiter_and_doctor_report_a_server_clock_that_stands_still() {
     let (clock, server) = clocked().await;
     let diary = ClockDiary::default();
     let (one, two) = (connect(server.url()).await, diarist(&diary, server.url()).await);

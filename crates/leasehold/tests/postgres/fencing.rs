@@ -1,4 +1,4 @@
-//! Guarded rows, in transactions of the user's own.
+//! Guarded rows, in a user's own transactions.
 
 use leasehold::fencing::{GuardError, GuardedPostgres};
 use tokio_postgres::{Client, NoTls};
@@ -128,4 +128,43 @@ async fn among_many_connections_what_is_accepted_never_goes_back() {
     let rows = db.query(&format!("SELECT fence FROM {table} ORDER BY id"), &[]).await;
     let fences: Vec<i64> = rows.expect("an answer").iter().map(|row| row.get(0)).collect();
     assert!(fences.is_sorted() && fences.len() > 1, "{fences:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn twelve_clients_that_start_at_once_install_guards_and_stores_in_one_schema() {
+    const REPLICAS: usize = 12;
+    for _ in 0..3 {
+        let schema = fresh_schema();
+        let start = std::sync::Arc::new(tokio::sync::Barrier::new(REPLICAS));
+        let replicas = (0..REPLICAS).map(|replica| {
+            let (schema, start) = (schema.clone(), std::sync::Arc::clone(&start));
+            tokio::spawn(async move {
+                let mut db = db().await;
+                start.wait().await;
+                let change = db.transaction().await.expect("begun");
+                let guard = GuardedPostgres::new(&schema);
+                guard.install(&change).await.expect("installed");
+                change.commit().await.expect("committed");
+                check(&mut db, &guard, 5).await.expect("it works");
+                let scheme = if replica % 2 == 0 { "postgres" } else { "postgres+advisory" };
+                let address = server().address();
+                let url = format!("{scheme}://postgres@{address}/postgres?schema={schema}");
+                let client = leasehold::connect(url).await.expect("connected");
+                client.install().await.expect("installed");
+            })
+        });
+        for replica in replicas.collect::<Vec<_>>() {
+            soon("a replica", replica).await.expect("it started");
+        }
+    }
+}
+
+#[tokio::test]
+async fn guards_of_the_schema_leasehold_wait_for_the_lock_of_the_lease_table() {
+    let lock = "pg_advisory_xact_lock(hashtextextended('leasehold.store', 7738))";
+    let statements = GuardedPostgres::new("leasehold").schema_statements();
+    assert!(statements.contains(lock), "{statements}");
+    let url = format!("{}?install=no", server().url());
+    let engine = leasehold::postgres::LeaseTable::open(&url).await.expect("connected");
+    assert!(leasehold::engine::Setup::schema(&engine).contains(lock));
 }

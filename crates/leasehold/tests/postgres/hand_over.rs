@@ -1,6 +1,6 @@
-//! The usual hand-off: the next in line is told that it holds, by a bell that takes its token to
-//! make, and does not ask. The statements are those of the library, sent by hand where the test is
-//! about what happens between two of them.
+//! The usual hand-off: a bell reports the grant to the next in line, which then does not ask. Only
+//! a client that knows the token can make that bell. Where a test is about the time between two
+//! statements, it sends the library's statements by hand.
 
 use std::time::Duration;
 
@@ -14,10 +14,11 @@ use crate::support::{
     LONG, fresh_schema, granted, plain, server, soon, until, until_free, until_waiting, waiter,
 };
 
-const HAND: &str = include_str!("../../src/postgres/table/hand.sql");
-const RING: &str = include_str!("../../src/postgres/table/ring.sql");
+const HAND: &str = include_str!("../../src/engines/postgres/table/hand.sql");
+const RING: &str = include_str!("../../src/engines/postgres/table/ring.sql");
 
-/// A store of its own, a client that holds names there and one that waits, whose calls are counted.
+/// A store of its own, a client that holds names there, and a client that waits and whose calls are
+/// counted.
 struct Lab {
     schema: String,
     url: String,
@@ -50,8 +51,8 @@ impl Lab {
         server().sql(&statement.replace("STORE", &self.schema)).expect("an answer")
     }
 
-    /// The payload of a bell for the claim that waits for `n`, with a fence that is so much greater
-    /// than its own, and the proof of a fence that is so much greater.
+    /// The payload of a bell for the claim that waits for `n`. Its fence is `fence_more` greater
+    /// than the claim's, and its proof is of a fence that is `proof_more` greater.
     fn payload(&self, fence_more: u32, proof_more: u32) -> String {
         self.sql(&format!(
             "SELECT to_hex(bell) || '.' || (fence + {fence_more}) || '.' || left(encode(sha256( \
@@ -67,7 +68,7 @@ impl Lab {
 }
 
 #[tokio::test]
-async fn the_next_in_line_is_told_and_does_not_ask() {
+async fn next_in_line_hears_of_its_grant_and_does_not_ask() {
     const CYCLES: u64 = 20;
     let lab = Lab::new().await;
     let mut held = lab.one.mutex("n").ttl(LONG).lock().await.expect("a lease");
@@ -79,7 +80,7 @@ async fn the_next_in_line_is_told_and_does_not_ask() {
         held = granted(next).await;
         assert!(held.fence() > fence && held.is_held());
     }
-    // Each joins, and does no more; a heartbeat that comes just then may make one ask.
+    // Each claim joins, and does no more; a heartbeat at that moment may make one ask.
     let asked = lab.asked();
     assert!((CYCLES..=CYCLES + 2).contains(&asked), "{asked} claims in {CYCLES} cycles");
     assert_eq!(held.state(), LeaseState::Held);
@@ -107,7 +108,7 @@ async fn a_bell_that_does_not_know_the_token_or_the_place_in_line_grants_nothing
         format!("{number}.{fence}.{proof}00"),
         format!("{number}.{proof}.{fence}"),
         lab.payload(1, 0),
-        // Of somebody who knows the token, but of another place in line than the claim has now.
+        // From a sender that knows the token, but of another place in line than the claim has now.
         lab.payload(7, 7),
     ];
     for payload in forged {
@@ -116,7 +117,7 @@ async fn a_bell_that_does_not_know_the_token_or_the_place_in_line_grants_nothing
         until("a question", async || lab.asked() > asked || next.is_finished()).await;
         assert!(!next.is_finished(), "granted by {payload}");
     }
-    // What is nobody's bell is not even a reason to ask.
+    // A bell for no claim is not even a reason to ask.
     let asked = lab.asked();
     for payload in ["", "x", "0", ".", "ffffffffffffffffffff.1.2"] {
         lab.notify(payload);
@@ -124,7 +125,7 @@ async fn a_bell_that_does_not_know_the_token_or_the_place_in_line_grants_nothing
     lab.notify(number);
     until("a question", async || lab.asked() > asked).await;
     assert!(!next.is_finished());
-    // Whoever reads the table can make the right one; that it counts shows what the others lacked.
+    // A reader of the table can make the right payload. Its success shows the faults of the others.
     let asked = lab.asked();
     lab.notify(&right);
     let next = granted(next).await;
@@ -170,7 +171,7 @@ async fn one_ring_is_for_all_that_was_handed_over_in_a_session() {
         let handed = session.query(&lab.statement(HAND), &arguments).await.expect("an answer");
         assert_eq!(handed.len(), 1, "{name} was handed over");
     }
-    // As when tasks that share a connection send theirs at once: all are handed over, then rung.
+    // As when tasks that share a connection release at once: all names are handed over, then rung.
     let rung = session.query(&lab.statement(RING), &[]).await.expect("an answer");
     assert_eq!(rung.len(), NAMES);
     let rung = session.query(&lab.statement(RING), &[]).await.expect("an answer");
@@ -214,7 +215,7 @@ async fn names_that_are_handed_over_at_once_on_one_connection_ring_everybody() {
 #[tokio::test]
 async fn a_grant_that_was_rung_for_survives_the_crash_that_follows() {
     const ROUNDS: u32 = 4;
-    // Nothing is written to the disk but what somebody waits for.
+    // The server only flushes what a client waits for.
     let postgres = Postgres::new().fsync(true).setting("wal_writer_delay", "10s");
     let postgres = postgres.setting("wal_writer_flush_after", "2GB");
     let server = postgres.start().await.expect("a server");
@@ -226,7 +227,7 @@ async fn a_grant_that_was_rung_for_survives_the_crash_that_follows() {
     for round in 0..ROUNDS {
         let name = format!("n:{round}");
         let lock = async || one.mutex(&name).ttl(ttl).lock().await;
-        // The first question after a crash may find out that there was one.
+        // The first question after a crash may get an error from the old connection.
         let mut held = lock().await;
         while held.as_ref().is_err_and(|error| error.is_transient()) {
             held = lock().await;
@@ -252,7 +253,7 @@ async fn a_grant_that_was_rung_for_survives_the_crash_that_follows() {
     }
 }
 
-/// What the statement reads of claims is older than the line's lock, if it had to wait for that.
+/// If the statement had to wait for the line's lock, it has read older claims.
 #[tokio::test]
 async fn nothing_is_handed_to_one_who_left_while_the_giver_waited_for_the_lines_lock() {
     let lab = Lab::new().await;
@@ -270,7 +271,7 @@ async fn nothing_is_handed_to_one_who_left_while_the_giver_waited_for_the_lines_
     until_waiting(&lab.one, "n", 2).await;
     let token = format!("SELECT token FROM {}.claims WHERE granted IS NOT NULL", lab.schema);
     let token: Vec<u8> = session.query_one(&token, &[]).await.expect("an answer").get(0);
-    // Somebody has the line's lock while the lease is given back.
+    // Another session has the line's lock during the release.
     let lock = format!("BEGIN; SELECT FROM {}.lines WHERE name = 'n' FOR UPDATE", lab.schema);
     session.batch_execute(&lock).await.expect("locked");
     let gives = plain(server().url()).await;

@@ -7,7 +7,7 @@ use tokio::runtime::{Builder, Runtime};
 
 use crate::support::{fresh_schema, server, soon};
 
-/// A lease that is renewed in time on a busy machine, too.
+/// A ttl that a client on a busy machine also renews in time.
 const BUSY_TTL: Duration = Duration::from_secs(5);
 
 fn runtime() -> Runtime {
@@ -49,7 +49,7 @@ fn f11_a_lease_is_renewed_and_given_back_although_its_runtime_ended() {
     runtime().block_on(async {
         let other = connect(&url).await.expect("connected");
         assert!(other.mutex("n").try_lock().await.expect("an answer").is_none());
-        // Dropped where its runtime is gone.
+        // Dropped after its runtime is gone.
         drop(lease);
         drop(soon("a grant", other.mutex("n").lock()).await.expect("a lease"));
     });

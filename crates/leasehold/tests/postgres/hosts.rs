@@ -1,4 +1,4 @@
-//! Several hosts in one URL: whichever is the primary is used, in whatever order they are named.
+//! Several hosts in one URL: the client uses the primary, in whatever order the URL names them.
 
 use std::net::SocketAddr;
 
@@ -7,7 +7,7 @@ use leasehold_testkit::Postgres;
 
 use crate::support::{LONG, advisory_on, database, fresh_schema, server};
 
-/// URLs of one new store, with a host beside the server's, before it and behind it.
+/// URLs of one new store, with another host alone, before the server's and behind it.
 fn urls(beside: SocketAddr) -> [[String; 2]; 2] {
     let primary = server().address();
     let hosts = [format!("{beside},{primary}"), format!("{primary},{beside}")];
@@ -52,7 +52,7 @@ async fn a_host_that_only_follows_is_passed_over() {
 
 #[tokio::test]
 async fn a_host_that_says_nothing_is_passed_over() {
-    // Connections are made by the system, and nobody accepts them.
+    // The system completes these connections, and no program accepts them.
     let silent = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     the_primary_is_used(silent.local_addr().expect("an address")).await;
 }

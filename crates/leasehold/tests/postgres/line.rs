@@ -6,38 +6,41 @@ use std::time::Duration;
 use futures_util::future::try_join_all;
 use leasehold::clock::VirtualClock;
 use leasehold::layer::chaos::{Chaos, Verb};
+use leasehold::layer::retry::RetryPolicy;
 use leasehold::postgres::LeaseTable;
 use leasehold::{Client, Lease, connect};
 use leasehold_testkit::{Clock, Postgres, Server};
 use tokio_postgres::types::{ToSql, Type};
 
 use crate::support::{
-    LONG, carried_out, crowd_of, fresh_schema, granted, number, plain, server, soon, truth, until,
+    Crowd, LONG, carried_out, fresh_schema, granted, number, plain, server, soon, truth, until,
     until_waiting, waiter,
 };
 
-/// The pages a statement touches, counted by the server itself.
-fn pages(schema: &str, call: &str) -> u64 {
-    // The first call in a session reads the catalogue and makes plans; the last one is looked at.
+/// The pages that a statement touches, counted by the server itself.
+fn pages(server: &Server, schema: &str, call: &str) -> u64 {
+    // The first call in a session reads the catalogue and makes plans; the last one counts.
     let explain = format!("EXPLAIN (ANALYZE, BUFFERS, TIMING OFF) SELECT * FROM {schema}.{call}");
     let warm = format!("BEGIN; {explain}; {explain}; {explain}; ROLLBACK;");
-    let said = server().sql(&warm).expect("explained");
+    let said = server.sql(&warm).expect("explained");
     let counted = |line: &str| {
         let numbers = line.trim().strip_prefix("Buffers: shared hit=")?;
         let hit: u64 = numbers.split(' ').next()?.parse().ok()?;
         Some(hit)
     };
     let lines: Vec<u64> = said.lines().filter_map(counted).collect();
-    // Each EXPLAIN tells of its execution, and the first ones of planning as well.
+    // Each EXPLAIN reports its execution, and the first ones report planning as well.
     *lines.iter().rev().min().expect("an explanation")
 }
 
 #[tokio::test]
 async fn the_work_of_a_verb_does_not_grow_with_the_line() {
+    // A row of the line has 9,990 old versions, which a snapshot of another test would keep.
+    let server = Postgres::new().start().await.expect("a server");
     let mut touched = Vec::new();
     for length in [10, 9_990] {
         let schema = fresh_schema();
-        let url = format!("{}?schema={schema}", server().url());
+        let url = format!("{}?schema={schema}", server.url());
         connect(&url).await.expect("connected").install().await.expect("installed");
         let token = |at: &str| format!("decode(lpad(to_hex({at}), 32, '0'), 'hex')");
         let all = format!(
@@ -46,8 +49,10 @@ async fn the_work_of_a_verb_does_not_grow_with_the_line() {
             token("i"),
             token("0"),
         );
-        server().sql(&all).expect("a line");
+        server.sql(&all).expect("a line");
         let (middle, new) = (token(&(length / 2).to_string()), token("1000000"));
+        let first = format!("SELECT min(fence) FROM {schema}.claims");
+        let first = server.sql(&first).expect("a fence");
         let claim = |token: &str, join: bool| {
             format!(
                 "claim('n', {token}, 4294967295, 4294967295, {}, 'l', '', 1000000, 1000000, \
@@ -64,18 +69,18 @@ async fn the_work_of_a_verb_does_not_grow_with_the_line() {
             format!("release(ARRAY['n'], ARRAY[{middle}])"),
             format!("release(ARRAY['n'], ARRAY[{}])", token("1")),
             "acquire_lock('n', 'me')".to_owned(),
-            "evict('n', 'a test')".to_owned(),
+            format!("evict('n', 'a test', ARRAY[{first}])"),
         ];
-        touched.push(calls.map(|call| (pages(&schema, &call), call)));
+        touched.push(calls.map(|call| (pages(&server, &schema, &call), call)));
     }
     for (short, long) in touched[0].iter().zip(&touched[1]) {
-        // A tree that is two levels deeper, and a window of neighbours on a few pages more.
+        // A tree with two more levels, and a window of neighbours on a few more pages.
         assert!(long.0 <= short.0 + 60, "{} pages, then {} for {}", short.0, long.0, long.1);
     }
 }
 
-/// The pages that a statement of the library touches at the head of a line of so many, if it was
-/// planned while nobody was in line.
+/// The pages that a statement of the library touches at the head of a line of `length`. The session
+/// planned it while the line was empty.
 async fn pages_of_an_early_plan(
     length: u32,
     (statement, types, arguments): (&str, &str, &str),
@@ -104,25 +109,30 @@ async fn pages_of_an_early_plan(
 }
 
 #[tokio::test]
-async fn what_is_planned_while_a_line_is_empty_does_not_grow_with_it() {
+async fn plans_made_for_an_empty_line_touch_few_pages_of_a_long_one() {
     let first = "decode(lpad('1', 32, '0'), 'hex')";
     let new = "decode(repeat('ab', 16), 'hex')";
     let joins = format!("'n', {new}, 4294967295, {}, 'l', '', 1000000, 7", token_of_nobody());
     let shorts = [
-        (include_str!("../../src/postgres/table/hand.sql"), "text, bytea", format!("'n', {first}")),
         (
-            include_str!("../../src/postgres/table/join.sql"),
+            include_str!("../../src/engines/postgres/table/hand.sql"),
+            "text, bytea",
+            format!("'n', {first}"),
+        ),
+        (
+            include_str!("../../src/engines/postgres/table/join.sql"),
             "text, bytea, bigint, bytea, text, text, bigint, bigint",
             joins,
         ),
         (
-            include_str!("../../src/postgres/table/confirm.sql"),
+            include_str!("../../src/engines/postgres/table/confirm.sql"),
             "text, bytea, bigint",
             format!("'n', {first}, 1000000"),
         ),
     ];
     for (statement, types, arguments) in &shorts {
-        // What others do to the catalogue makes a session read it again; it is not read each time.
+        // Other tests change the catalogue, and a session then reads it again; so take the least of
+        // three.
         let least = async |length| {
             let mut least = u64::MAX;
             for _ in 0..3 {
@@ -136,14 +146,14 @@ async fn what_is_planned_while_a_line_is_empty_does_not_grow_with_it() {
     }
 }
 
-/// Lets the server look how much there is, as it does by itself about once a minute: that little is
-/// there is the worst to plan for.
+/// Updates the server's statistics, as the server does itself about once a minute. A plan for
+/// little data is the worst case.
 fn analyze(schema: &str) {
     server().sql(&format!("VACUUM ANALYZE {schema}.lines, {schema}.claims")).expect("analyzed");
 }
 
-/// The pages that statements touch of one of so many names, each with a lone lease, if they were
-/// planned while none was in use.
+/// The pages that statements touch for one of `names` names, each with a lone lease. The session
+/// planned them while no name was in use.
 async fn pages_of_many_names(names: u32, statements: &[String]) -> Vec<u64> {
     let schema = fresh_schema();
     let url = format!("{}?schema={schema}", server().url());
@@ -159,7 +169,8 @@ async fn pages_of_many_names(names: u32, statements: &[String]) -> Vec<u64> {
     run("SET enable_seqscan = off; SET enable_bitmapscan = off; SET jit = off; \
          SET plan_cache_mode = force_generic_plan")
     .await;
-    let part = include_str!("../../src/postgres/table/part.sql").replace("leasehold.", "STORE.");
+    let part =
+        include_str!("../../src/engines/postgres/table/part.sql").replace("leasehold.", "STORE.");
     run(&format!("PREPARE part (text, bytea) AS {part}")).await;
     for statement in statements.iter().cycle().take(12 * statements.len()) {
         run(&format!("BEGIN; {statement}; ROLLBACK")).await;
@@ -183,7 +194,7 @@ async fn pages_of_many_names(names: u32, statements: &[String]) -> Vec<u64> {
 }
 
 #[tokio::test]
-async fn what_is_planned_while_no_name_is_in_use_does_not_grow_with_their_number() {
+async fn plans_made_for_no_name_touch_few_pages_of_many_names() {
     let first = "decode(lpad('1', 32, '0'), 'hex')";
     let statements = [
         format!("EXECUTE part ('n:1', {first})"),
@@ -203,8 +214,9 @@ async fn what_is_planned_while_no_name_is_in_use_does_not_grow_with_their_number
     assert!(grown.is_empty(), "{grown:#?}");
 }
 
-/// The pages that calls of functions touch at the end of a session that made the same calls often
-/// while their line was short, so that what it planned then is what it goes on with.
+/// The pages that calls of functions touch at the end of a session. The session made the same calls
+/// often while their line was short, so it uses the plans it made then. `FENCE` in a call is that
+/// of the first claim.
 async fn pages_of_a_long_session(length: u32, calls: &[String]) -> Vec<u64> {
     let schema = fresh_schema();
     let url = format!("{}?schema={schema}", server().url());
@@ -218,6 +230,10 @@ async fn pages_of_a_long_session(length: u32, calls: &[String]) -> Vec<u64> {
          4294967295, 4294967295, {nobody}, 'l', '', 3600000000, 3600000000, true, 7)"
     ))
     .await;
+    let first = format!("SELECT min(fence) FROM {schema}.claims");
+    let first: i64 = session.query_one(&first, &[]).await.expect("a fence").get(0);
+    let calls: Vec<String> =
+        calls.iter().map(|call| call.replace("FENCE", &first.to_string())).collect();
     for call in calls.iter().cycle().take(12 * calls.len()) {
         run(&format!("BEGIN; SELECT * FROM {schema}.{call}; ROLLBACK")).await;
     }
@@ -229,8 +245,9 @@ async fn pages_of_a_long_session(length: u32, calls: &[String]) -> Vec<u64> {
     ))
     .await;
     let mut pages = Vec::new();
-    for call in calls {
-        // What others do to the catalogue makes a session read it again; it is not read each time.
+    for call in &calls {
+        // Other tests change the catalogue, and a session then reads it again; so take the least of
+        // three.
         let mut least = u64::MAX;
         for _ in 0..3 {
             run("BEGIN").await;
@@ -245,7 +262,7 @@ async fn pages_of_a_long_session(length: u32, calls: &[String]) -> Vec<u64> {
     pages
 }
 
-/// The pages of a whole statement in its explanation.
+/// The pages of a whole statement, from its explanation.
 fn hits(said: &str) -> u64 {
     let mut hits = said.lines().filter_map(|line| line.trim().strip_prefix("Buffers: shared hit="));
     let all = hits.next().and_then(|hits| hits.split(' ').next()?.parse().ok());
@@ -253,7 +270,7 @@ fn hits(said: &str) -> u64 {
 }
 
 #[tokio::test]
-async fn what_a_long_session_planned_for_a_short_line_does_not_grow_with_it() {
+async fn plans_made_for_a_short_line_touch_few_pages_of_a_long_one() {
     let waits = "decode(lpad('2', 32, '0'), 'hex')";
     let new = "decode(repeat('ab', 16), 'hex')";
     let claim = |token: &str, join: bool| {
@@ -276,7 +293,7 @@ async fn what_a_long_session_planned_for_a_short_line_does_not_grow_with_it() {
         format!("renew(ARRAY['n'], ARRAY[{new}], ARRAY[1000000], ARRAY[1000000])"),
         format!("release(ARRAY['n'], ARRAY[{waits}])"),
         format!("release(ARRAY['n'], ARRAY[{new}])"),
-        "evict('n', 'a test')".to_owned(),
+        "evict('n', 'a test', ARRAY[FENCE])".to_owned(),
     ];
     let short = pages_of_a_long_session(10, &calls).await;
     let long = pages_of_a_long_session(5_000, &calls).await;
@@ -293,7 +310,7 @@ fn token_of_nobody() -> &'static str {
     "decode(repeat('00', 16), 'hex')"
 }
 
-/// A server that flushes its log when somebody waits for that, and hardly ever else.
+/// A server that flushes its log when a client waits for that, and hardly ever else.
 async fn flushing_server() -> Server {
     let postgres = Postgres::new().fsync(true).setting("wal_writer_delay", "10s");
     postgres.setting("wal_writer_flush_after", "2GB").start().await.expect("a server")
@@ -304,7 +321,8 @@ fn flushes(server: &Server) -> i64 {
     flushes.parse().expect("a number")
 }
 
-/// Runs `act`, ends the client so that its server processes tell their counts, and counts flushes.
+/// Runs `act`, ends the client so that its server processes report their counts, and counts
+/// flushes.
 async fn counted(server: &Server, act: impl AsyncFn(&Client)) -> i64 {
     let client = connect(server.url()).await.expect("connected");
     client.mutex("warm").lock().await.expect("a lease").release().await.expect("an answer");
@@ -322,7 +340,7 @@ async fn verbs_are_as_few_exchanges_as_promised() {
     const TIMES: usize = 20;
     let server = Postgres::new().setting("log_statement", "all").start().await.expect("a server");
     let client = connect(server.url()).await.expect("connected");
-    // What is prepared, and the functions for all that is not usual.
+    // The prepared statements, and the functions for all unusual cases.
     let texts = ["execute s", "leasehold.claim(", "leasehold.release(", "leasehold.renew("];
     let counts = || texts.map(|text| carried_out(&server, text));
     let since = |before: [usize; 4]| {
@@ -337,7 +355,7 @@ async fn verbs_are_as_few_exchanges_as_promised() {
     }
     assert_eq!(since(before), [2 * TIMES, 0, 0, 0], "take, part");
     let mut held = client.mutex("n").ttl(LONG).lock().await.expect("a lease");
-    // The first to wait finds somebody, and listens before it joins.
+    // The first waiter meets a holder, and listens before it joins.
     let mut before = counts();
     for round in 0..=TIMES {
         let next = waiter(client.claim("n").ttl(LONG));
@@ -348,7 +366,7 @@ async fn verbs_are_as_few_exchanges_as_promised() {
             before = counts();
         }
     }
-    // Join; hand and ring, which go out together; and each connection rehearses those once.
+    // Join; hand and ring, which go out together. Each connection also rehearses each of them once.
     let [prepared, functions @ ..] = since(before);
     assert!((3 * TIMES..=3 * TIMES + 2 * 3).contains(&prepared), "{prepared} statements");
     assert_eq!(functions, [0, 0, 0]);
@@ -412,7 +430,7 @@ async fn a_grant_is_flushed_once_and_joining_and_releasing_are_not() {
         client.close().await.expect("closed");
     });
     let uncontended = uncontended.await;
-    // Making connections, and what the server does by itself, flush a few times.
+    // New connections, and the server by itself, flush a few times.
     assert!((CYCLES..=CYCLES + 10).contains(&uncontended), "{uncontended} flushes");
     let contended = counted(&server, async |client| {
         let mut held = client.mutex("n").ttl(LONG).lock().await.expect("a lease");
@@ -430,6 +448,69 @@ async fn a_grant_is_flushed_once_and_joining_and_releasing_are_not() {
 }
 
 #[tokio::test]
+async fn claim_joins_a_line_that_was_locked_for_longer_than_a_statement_waits() {
+    let schema = fresh_schema();
+    let url = format!("{}?schema={schema}", server().url());
+    let one = connect(&url).await.expect("connected");
+    // The client tries nothing again, so that a failure ends the wait.
+    let engine = LeaseTable::open(&url).await.expect("connected");
+    let builder = Client::builder().retry(RetryPolicy::OFF);
+    let two = builder.engine(engine).expect("a client");
+    let held = one.mutex("n").ttl(LONG).lock().await.expect("a lease");
+    let keeper = plain(server().url()).await;
+    let lock = format!("BEGIN; SELECT FROM {schema}.lines WHERE name = 'n' FOR UPDATE");
+    keeper.batch_execute(&lock).await.expect("locked");
+    let next = waiter(two.claim("n").ttl(LONG));
+    let watcher = plain(server().url()).await;
+    // A statement is limited to 1.5 s, so one that began 2 s after the lock is another try.
+    let again = format!(
+        "SELECT count(*) FROM pg_stat_activity c, pg_stat_activity k \
+         WHERE c.wait_event_type = 'Lock' AND c.query LIKE '%{schema}%claim%' \
+         AND k.query LIKE '%FROM {schema}.lines WHERE name%FOR UPDATE' \
+         AND c.query_start > k.query_start + interval '2 s'"
+    );
+    until("another try", async || {
+        assert!(!next.is_finished(), "the wait ended");
+        number(&watcher, &again).await > 0
+    })
+    .await;
+    keeper.batch_execute("ROLLBACK").await.expect("unlocked");
+    until_waiting(&one, "n", 1).await;
+    held.release().await.expect("an answer");
+    assert!(granted(next).await.is_held());
+}
+
+#[tokio::test]
+async fn heartbeats_of_a_long_line_look_at_few_rows_for_each_claim() {
+    const WAITERS: u64 = 999;
+    let server = Postgres::new().start().await.expect("a server");
+    let client = connect(server.url()).await.expect("connected");
+    client.install().await.expect("installed");
+    let join = format!(
+        "SELECT count(*) FROM generate_series(0, {WAITERS}) i, LATERAL leasehold.claim( \
+         'n', decode(lpad(to_hex(i), 32, '0'), 'hex'), 4294967295, 4294967295, {}, 'l', '', \
+         600000000, 600000000, true, 0)",
+        token_of_nobody()
+    );
+    server.sql(&join).expect("joined");
+    let renew = format!(
+        "EXPLAIN (ANALYZE, BUFFERS, TIMING OFF) SELECT * FROM leasehold.renew( \
+         array_fill('n'::text, ARRAY[{WAITERS}]), \
+         (SELECT array_agg(decode(lpad(to_hex(i), 32, '0'), 'hex')) \
+         FROM generate_series(1, {WAITERS}) i), \
+         array_fill(600000000::bigint, ARRAY[{WAITERS}]), \
+         array_fill(600000000::bigint, ARRAY[{WAITERS}]))"
+    );
+    let said = server.sql(&renew).expect("explained");
+    let counts = said.lines().filter_map(|line| {
+        let (_, count) = line.split_once("shared hit=")?;
+        count.split(' ').next()?.parse::<u64>().ok()
+    });
+    let touched = counts.max().expect("counted");
+    assert!(touched < 130 * WAITERS, "{touched} pages for {WAITERS} heartbeats");
+}
+
+#[tokio::test]
 async fn f116_a_thousand_waiters_need_few_connections_and_a_release_wakes_one() {
     const WAITERS: usize = 1_000;
     let schema = fresh_schema();
@@ -439,20 +520,20 @@ async fn f116_a_thousand_waiters_need_few_connections_and_a_release_wakes_one() 
     let engine = chaos.trouble(LeaseTable::open(&url).await.expect("connected"));
     let crowd = Client::builder().engine(engine).expect("a client");
     let lease = one.mutex("n").ttl(LONG).lock().await.expect("a lease");
-    let mut order = crowd_of(WAITERS, &crowd.claim("n").ttl(LONG));
-    until_waiting(&one, "n", WAITERS).await;
+    let mut waiters = Crowd::of(WAITERS, &crowd.claim("n").ttl(LONG));
+    waiters.until_waiting(&one, "n", WAITERS).await;
     let sql = format!(
         "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'leasehold' \
          AND query LIKE '%\"{schema}\"%'"
     );
     let connections: u32 = server().sql(&sql).expect("an answer").parse().expect("a number");
-    // Of each client at most three for callers, three for the keeper, and one for bells.
+    // Each client has at most three for callers, three for the keeper, and one for bells.
     assert!(connections <= 2 * (3 + 3 + 1), "{connections} for two clients");
     let mut held = lease;
     for release in 0..10 {
         let before = chaos.calls(Verb::Claim);
         held.release().await.expect("an answer");
-        held = soon("the next grant", order.recv()).await.expect("somebody waits");
+        held = waiters.next().await;
         let woken = chaos.calls(Verb::Claim) - before;
         assert!(woken <= 2, "release {release} woke {woken}");
     }
@@ -474,7 +555,7 @@ async fn tables_are_small_again_after_a_hundred_thousand_one_off_names() {
             token_of_nobody()
         )
     };
-    // Half of them are given back, half just lapse, as those of a rate limiter do.
+    // Half of them are given back. The other half expires, like the units of a rate limiter.
     server.sql(&claim("one-off", NAMES)).expect("claimed");
     let give_back = format!(
         "SELECT count(*) FROM generate_series(1, {NAMES}, 2) i, LATERAL leasehold.release( \
@@ -487,11 +568,11 @@ async fn tables_are_small_again_after_a_hundred_thousand_one_off_names() {
     };
     assert_eq!(lines(), NAMES / 2, "what is given back is gone");
     clock.advance(Duration::from_secs(700));
-    // Use alone clears them away: about two for each new name.
+    // New claims alone clear them away: about two for each new name.
     server.sql(&claim("other", NAMES / 10)).expect("claimed");
     let left = lines();
     assert!(left < NAMES / 2 - NAMES / 20, "{left} lines are left");
-    // A client's keeper does the rest, a thousand lines each time it tells its counts.
+    // A client's keeper clears the rest, a thousand lines each time it sends its counts.
     clock.advance(Duration::from_secs(700));
     until("empty tables", async || {
         let ten = "SELECT leasehold.tally(1, 0, 0, 0, 0);".repeat(10);
@@ -506,7 +587,7 @@ async fn tables_are_small_again_after_a_hundred_thousand_one_off_names() {
     assert_eq!(stats.counts.expired, u64::from(NAMES / 2 + NAMES / 10));
 }
 
-/// The bytes of all tables of the store, with their indexes.
+/// The size of all tables of the store with their indexes, in bytes.
 fn bytes(server: &Server) -> u64 {
     let sum = "SELECT sum(pg_total_relation_size(c.oid)) FROM pg_class c \
                WHERE c.relnamespace = 'leasehold'::regnamespace AND c.relkind = 'r'";
@@ -526,9 +607,9 @@ async fn one_offs(session: &tokio_postgres::Client, names: std::ops::Range<u32>)
         Type::INT8,
         Type::INT8,
     ];
-    let text = include_str!("../../src/postgres/table/take.sql");
+    let text = include_str!("../../src/engines/postgres/table/take.sql");
     let take = session.prepare_typed(text, &take).await.expect("prepared");
-    let text = include_str!("../../src/postgres/table/part.sql");
+    let text = include_str!("../../src/engines/postgres/table/part.sql");
     let part = session.prepare_typed(text, &[Type::TEXT, Type::BYTEA]).await.expect("prepared");
     let (everything, ttl_us, bell, empty) = (4_294_967_295_i64, 600_000_000_i64, 0_i64, "");
     for name in names.clone().step_by(500) {
@@ -551,8 +632,8 @@ async fn one_offs(session: &tokio_postgres::Client, names: std::ops::Range<u32>)
 async fn one_off_names_never_pile_up_and_a_client_that_is_used_clears_the_last_away() {
     const NAMES: u32 = 100_000;
     const BATCH: u32 = 10_000;
-    /// Indexes keep their pages, to be used again: those of as many names as there were at once.
-    /// All names together would take ten times as much.
+    /// Indexes keep their pages for later use: as many as the most names in use at once need. All
+    /// names together would take ten times as much.
     const SMALL: u64 = 8 << 20;
     let clock = Clock::new().expect("a clock");
     // Autovacuum is on, as it is by default. It looks every second instead of every minute, because
@@ -565,7 +646,7 @@ async fn one_off_names_never_pile_up_and_a_client_that_is_used_clears_the_last_a
     client.install().await.expect("installed");
     let session = plain(server.url()).await;
     let lines = async || number(&session, "SELECT count(*) FROM leasehold.lines").await;
-    // A client that is used: what it takes clears others away, and so may its keeper's counts.
+    // An active client: its claims clear others away, and so may its keeper's counts.
     let used = async || {
         client.mutex("n").lock().await.expect("free").release().await.expect("an answer");
         time.advance(Duration::from_secs(10));
@@ -574,14 +655,14 @@ async fn one_off_names_never_pile_up_and_a_client_that_is_used_clears_the_last_a
     for batch in 0..NAMES / BATCH {
         one_offs(&session, batch * BATCH..(batch + 1) * BATCH).await;
         most = most.max(lines().await);
-        // Those that were not given back lapse, as those of a rate limiter do.
+        // The claims that were not given back expire, like the units of a rate limiter.
         clock.advance(Duration::from_secs(700));
         used().await;
     }
-    // New names alone have cleared all away but those of the last batch or two.
+    // New names alone have cleared away all but the names of the last batch or two.
     assert!(most <= i64::from(BATCH), "{most} lines at once");
-    // The rest is the client's. One that takes a name clears away forty at most; that more go after
-    // it is its keeper's doing, when it tells its counts.
+    // The client clears the rest. One claim clears away at most forty lines. If more lines go after
+    // it, the keeper has cleared them when it sent its counts.
     let before = lines().await;
     client.mutex("n").lock().await.expect("free").release().await.expect("an answer");
     until("a thousand lines fewer", async || {
@@ -625,7 +706,7 @@ async fn batches_over_the_same_names_in_any_order_never_deadlock() {
     for task in tasks {
         soon("all rounds", task).await.expect("the task ends");
     }
-    // Other tests make deadlocks on purpose; the server names the statements of each.
+    // Other tests make deadlocks on purpose; the log names the statements of each.
     let log = server().log();
     let mut deadlocks = log.split("deadlock detected").skip(1);
     let ours = deadlocks.find(|after| {
@@ -648,7 +729,7 @@ async fn fences_rise_in_grant_order_although_many_take_numbers_at_once() {
             for round in 0..400 {
                 let which = (task + round) % 2;
                 let mutex = client.mutex(format!("name:{which}")).ttl(LONG);
-                // Nobody stands in line: each grant is the first in a line of its own.
+                // No claim stands in line: each grant is the first in a new line.
                 if let Some(lease) = mutex.try_lock().await.expect("an answer") {
                     let before = seen[which].swap(lease.fence(), Ordering::SeqCst);
                     assert!(lease.fence() > before, "{} after {before}", lease.fence());
@@ -692,7 +773,7 @@ async fn sums_of_a_line_agree_with_its_claims_while_many_want_it() {
             client.close().await.expect("closed");
         }));
     }
-    // Each line: what it says of itself, and what its claims say.
+    // For each line: its own sums, and the sums over its claims.
     let sums = format!(
         "SELECT count(*) FROM (SELECT l.claims, l.held, l.held_units, count(c.*) AS all_claims, \
          count(c.granted) AS granted, sum(c.units) FILTER (WHERE c.granted IS NOT NULL) AS units, \
@@ -721,7 +802,7 @@ async fn the_bell_of_a_usual_hand_off_is_heard_by_its_client_alone() {
     let schema = fresh_schema();
     let url = format!("{}?schema={schema}", server().url());
     let (one, two) = (connect(&url).await.expect("a"), connect(&url).await.expect("b"));
-    // Somebody else who hears what all clients hear.
+    // Another client, which hears everything that all clients hear.
     let connected = tokio_postgres::connect(server().url(), NoTls).await;
     let (client, mut connection) = connected.expect("connected");
     let (sender, mut heard) = tokio::sync::mpsc::channel(100);

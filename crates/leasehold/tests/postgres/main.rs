@@ -1,8 +1,8 @@
-//! What only the PostgreSQL engines have: their servers, connections, proxies, SQL functions and
-//! schema, and what goes wrong with them. Rows of the fault catalogue have their id in the name.
+//! Tests of the PostgreSQL engines alone: their servers, connections, proxies, SQL functions and
+//! schema, and their faults. Tests of a row of docs/faults.txt have its number in their name.
 //!
-//! What every engine has in common is in the conformance suite, which also has the rows about
-//! waiters that die or leave (F112, F114, F115).
+//! The conformance suite tests what every engine must do. It also has the rows about waiters that
+//! die or leave (F112, F114, F115).
 #![cfg(feature = "postgres")]
 
 mod advisory_access;
@@ -13,6 +13,7 @@ mod advisory_pooler;
 mod advisory_server;
 mod advisory_sessions;
 mod advisory_threads;
+mod broken;
 mod clock;
 mod fencing;
 mod hand_over;

@@ -1,4 +1,4 @@
-//! Dumps that are restored: fences go back, and what becomes of that.
+//! Dumps that are restored: fences go back, and the clients notice it.
 
 use std::process::{Command, Stdio};
 
@@ -9,7 +9,7 @@ use leasehold_testkit::{Postgres, Server};
 
 use crate::support::*;
 
-/// What `pg_dump` says of one schema of a database.
+/// The output of `pg_dump` for one schema of a database.
 fn dump(server: &Server, database: &str, schema: &str) -> String {
     let database = format!("postgres://postgres@{}/{database}", server.address());
     let dumped = Command::new("pg_dump")
@@ -20,8 +20,8 @@ fn dump(server: &Server, database: &str, schema: &str) -> String {
     String::from_utf8(dumped.stdout).expect("text")
 }
 
-/// Puts a dump back: while clients are connected, and before they can look. What they do meanwhile
-/// may be in its way, and then all of it is undone, and tried again.
+/// Puts a dump back while clients are connected, and before they can look. If a client is in its
+/// way, the server undoes all of it, and the test tries again.
 fn restore(server: &Server, database: &str, dump: &str) {
     for _ in 0..5 {
         match restored(server, database, dump) {
@@ -32,7 +32,7 @@ fn restore(server: &Server, database: &str, dump: &str) {
     panic!("psql met a client of ours each time");
 }
 
-/// Runs a dump with `psql`, as one transaction; what it says if it fails.
+/// Runs a dump with `psql`, as one transaction; the error is the message of `psql`.
 fn restored(server: &Server, database: &str, dump: &str) -> std::result::Result<(), String> {
     use std::io::Write as _;
     let database = format!("postgres://postgres@{}/{database}", server.address());
@@ -43,7 +43,7 @@ fn restored(server: &Server, database: &str, dump: &str) -> std::result::Result<
         .stderr(Stdio::piped())
         .spawn()
         .expect("psql is there");
-    // One that has ended reads no more, and says why.
+    // A `psql` that has ended reads no more, and says why.
     let _unread = psql.stdin.take().expect("piped").write_all(dump.as_bytes());
     let ended = psql.wait_with_output().expect("it ends");
     match ended.status.success() {
@@ -52,7 +52,7 @@ fn restored(server: &Server, database: &str, dump: &str) -> std::result::Result<
     }
 }
 
-/// A lease taken and given back; its fence.
+/// Takes a lease and gives it back; returns its fence.
 async fn turn(client: &Client) -> Result<u64> {
     let lease = client.mutex("n").ttl(LONG).lock().await?;
     let fence = lease.fence();
@@ -67,7 +67,7 @@ async fn turns(client: &Client, count: usize) -> u64 {
     last
 }
 
-/// Restored, refused by who knows, bumped, accepted; and again with the same dump.
+/// Restored, refused by a client that knows, bumped, accepted; and again with the same dump.
 async fn story(server: &Server, url: &str, schema: &str) {
     let place = database(url);
     let (lived, guard) = (connect(url).await.expect("connected"), HighestSeen::new(1));
@@ -115,13 +115,14 @@ async fn f129_promoted_standby_of_a_bumped_store_stays_above_and_near_the_clock(
     server.launch().expect("it starts");
     server.wait_ready().await.expect("it answers");
     server.sql("SELECT pg_promote()").expect("promoted");
-    // What the lost server gave out last never came here.
+    // The last numbers of the lost server never came here.
     server
         .sql("SELECT setval('leasehold.arrivals', last_value - 100) FROM leasehold.arrivals")
         .expect("set");
     let next = soon("a turn", turn(&client)).await.expect("above all it was told");
     assert!(next > last, "{next} after {last}");
-    // A step of half a minute of the clock that a later bump begins at, and not of half a year.
+    // A step of less than half a minute, and not of half a year: a later bump starts from the
+    // clock.
     assert!(next - last < 30_000_000, "{next} after {last}");
     let bumped = client.bump_epoch(None).await.expect("bumped");
     assert!(matches!(bumped, Bumped::Raised { from, .. } if from > next), "{bumped:?}");

@@ -1,4 +1,4 @@
-//! Installing, rights, passwords, TLS: how a client gets in, and what it says when it does not.
+//! Installing, rights, passwords, TLS: how a client connects, and its message when it cannot.
 
 use leasehold::engine::Level;
 use leasehold::postgres::LeaseTable;
@@ -45,9 +45,9 @@ async fn a_missing_right_is_answered_with_the_statement_that_gives_it() {
     let statement = format!("CREATE SCHEMA \"{schema}\" AUTHORIZATION \"{role}\";");
     assert!(error.to_string().contains(&statement), "{error}");
     assert!(!error.is_transient());
-    // What `init --print` shows can be had without the right.
+    // Anybody can print the output of `init --print` without the right.
     let engine = LeaseTable::open(&url).await.expect("enough to print");
-    let script = leasehold::engine::Engine::schema(&engine);
+    let script = leasehold::engine::Setup::schema(&engine);
     assert!(script.contains(&format!("CREATE SCHEMA \"{schema}\";")), "{script}");
     server().sql(&statement).expect("run by an administrator");
     drop(connect(&url).await.expect("connected").mutex("n").lock().await.expect("a lease"));
@@ -61,9 +61,9 @@ async fn a_store_installed_by_an_administrator_is_used_with_granted_rights() {
     let engine = LeaseTable::open(&admin).await.expect("connected");
     let there = format!("SELECT to_regnamespace('{schema}') IS NULL");
     assert_eq!(server().sql(&there).expect("an answer"), "t", "asking for it installs nothing");
-    // By hand, as `init --print | psql` does; twice is harmless.
-    server().sql(leasehold::engine::Engine::schema(&engine)).expect("installed");
-    server().sql(leasehold::engine::Engine::schema(&engine)).expect("harmless");
+    // By hand, as with `init --print | psql`; twice is harmless.
+    server().sql(leasehold::engine::Setup::schema(&engine)).expect("installed");
+    server().sql(leasehold::engine::Setup::schema(&engine)).expect("harmless");
     let url = format!("postgres://{role}@{}/postgres?schema={schema}", server().address());
     let error = refused(&url).await.to_string();
     let grants = error.split_once("try again: ").expect("statements").1;
@@ -78,14 +78,16 @@ async fn another_version_of_the_schema_is_refused_and_untouched() {
     let url = format!("{}?schema={schema}", server().url());
     connect(&url).await.expect("connected").install().await.expect("installed");
     server().sql(&format!("UPDATE {schema}.store SET version = 99")).expect("updated");
-    let error = refused(&url).await.to_string();
+    let error = refused(&url).await;
+    assert!(matches!(error, Error::Config(_)), "trying again does not help: {error:?}");
+    let error = error.to_string();
     assert!(error.contains("version 99") && error.contains("?schema="), "{error}");
     let version = server().sql(&format!("SELECT version FROM {schema}.store"));
     assert_eq!(version.expect("an answer"), "99");
 }
 
 #[tokio::test]
-async fn a_schema_that_was_dropped_and_made_anew_is_another_store() {
+async fn schema_that_was_dropped_and_installed_again_is_another_store() {
     let schema = fresh_schema();
     let url = format!("{}?schema={schema}", server().url());
     let client = connect(&url).await.expect("connected");
@@ -168,7 +170,7 @@ async fn tls_is_used_with_the_servers_name_checked_and_never_silently_left_out()
     connect(url("localhost", "sslmode=disable")).await.expect_err("the server wants TLS");
     let error = connect(url("localhost", "sslmode=prefer")).await.expect_err("no such mode");
     assert!(error.to_string().contains("fall back silently"), "{error}");
-    // The other way round: a server that has none.
+    // The opposite: a server without TLS.
     let plain =
         format!("postgres://postgres@localhost:{}/postgres?{ca}", crate::support::server().port());
     connect(&plain).await.expect_err("the server has no TLS");

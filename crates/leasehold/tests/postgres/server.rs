@@ -1,4 +1,4 @@
-//! F70 to F79: what may happen to the server.
+//! F70 to F79: faults of the server.
 
 use std::process::Command;
 use std::time::Duration;
@@ -59,7 +59,7 @@ async fn f71_killed_server_processes_cost_a_reconnect_and_nothing_else() {
     lease_survives(&server, async || {
         let one = "SELECT max(pid) FROM pg_stat_activity WHERE application_name = 'leasehold'";
         let pid = server.sql(one).expect("an answer");
-        // The others are killed by the server, which then recovers as after a crash.
+        // The server kills the other processes, and then recovers as after a crash.
         let killed = Command::new("kill").args(["-9", pid.trim()]).status().expect("it runs");
         assert!(killed.success());
     })
@@ -78,7 +78,7 @@ async fn f72_fences_of_a_promoted_standby_are_above_all_before_although_it_lagge
     let error = client.mutex("n").try_lock().await.expect_err("it takes no writes");
     assert!(error.is_transient() && error.to_string().contains("standby"), "{error}");
     server.sql("SELECT pg_promote()").expect("promoted");
-    // What the lost server gave out last never came here.
+    // The last numbers of the lost server never came here.
     server.sql("SELECT setval('leasehold.arrivals', 1, false)").expect("set");
     let lease = soon("a grant", client.mutex("n").lock()).await.expect("a lease");
     assert!(lease.fence() > last + 1_000_000, "{} after {last}", lease.fence());
@@ -95,7 +95,7 @@ async fn f72_a_grant_that_the_standby_lacked_overlaps_and_is_lost_at_its_next_re
     server.launch().expect("it starts");
     server.wait_ready().await.expect("it answers");
     server.sql("SELECT pg_promote()").expect("promoted");
-    // The grant, and the number it came with, never came here.
+    // The grant, and its fence, never came here.
     server.sql("DELETE FROM leasehold.lines").expect("deleted");
     server.sql("SELECT setval('leasehold.arrivals', 1, false)").expect("set");
     let next = soon("a grant", other.mutex("n").lock()).await.expect("a lease");
@@ -132,7 +132,7 @@ async fn f78_too_many_connections_are_refused_at_once_and_leases_are_kept() {
     let server = Postgres::new().setting("max_connections", "8").start().await.expect("a server");
     let client = connect(server.url()).await.expect("connected");
     let lease = client.mutex("n").ttl(Duration::from_secs(2)).lock().await.expect("a lease");
-    // The keeper has its connection from the first renewal on.
+    // The keeper has its own connection from the first renewal on.
     soon("a renewal", lease.extend(Duration::from_secs(2))).await.expect("renewed");
     let mut crowd = Vec::new();
     let refused = loop {
@@ -197,7 +197,7 @@ async fn on_a_full_disk() {
         (connect(server.url()).await.expect("a"), connect(server.url()).await.expect("b"));
     let lease = one.mutex("n").ttl(Duration::from_secs(3)).lock().await.expect("a lease");
     let filler = server.folder().join("filler");
-    // What is left is one write-ahead segment at most; claims use that up, too.
+    // At most one write-ahead segment is left; claims use it up, too.
     let fill = || {
         use std::io::Write;
         let mut file = std::fs::File::options().create(true).append(true).open(&filler)?;
@@ -218,9 +218,9 @@ async fn on_a_full_disk() {
     };
     assert!(matches!(refused, Error::Store { .. } | Error::Unreachable { .. }), "{refused:?}");
     assert!(refused.to_string().contains("No space left"), "{refused}");
-    // Renewals write over what is there already, and the log has a segment to go.
+    // Renewals overwrite existing rows, and the log has one segment left.
     soon("a renewal", lease.extend(Duration::from_secs(3))).await.expect("renewed");
-    // Then it has none: the server stops, and says so.
+    // Then the log has none: the server stops, and logs the reason.
     let _stopped = server.sql("SELECT pg_switch_wal(); SELECT pg_switch_wal()");
     soon("the loss", lease.lost()).await;
     assert_eq!(lease.state(), LeaseState::Lost);

@@ -13,24 +13,28 @@ use tokio::task::JoinHandle;
 
 pub(crate) use leasehold_testkit::waiting::{EVENT_MAX, soon, until, until_free, until_waiting};
 
-/// Far beyond every test, so that what is left behind is seen.
+/// Far beyond every test, so that the test sees every claim that is left behind.
 pub(crate) const LONG: Duration = Duration::from_secs(300);
 
-/// A server that nothing is done to, for all tests that only need one.
+/// A server that no test disturbs, for all tests that only need one.
 pub(crate) fn server() -> &'static Server {
     static SERVER: OnceLock<Server> = OnceLock::new();
     SERVER.get_or_init(|| {
-        Postgres::new().setting("max_connections", "400").start_blocking().expect("a server")
+        Postgres::new()
+            .setting("max_connections", "400")
+            .start_blocking()
+            .expect("a server")
+            .shared()
     })
 }
 
-/// A schema that nobody else uses.
+/// A schema that no other test uses.
 pub(crate) fn fresh_schema() -> String {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     format!("test_{}", NEXT.fetch_add(1, Ordering::Relaxed))
 }
 
-/// A store on a server, reached directly and over a proxy.
+/// A store that clients reach directly and over a proxy.
 pub(crate) struct Troubled {
     pub(crate) proxy: Proxy,
     pub(crate) direct: String,
@@ -47,14 +51,14 @@ impl Troubled {
         Self { proxy, direct, troubled }
     }
 
-    /// A client with trouble, and one without.
+    /// A client behind the proxy, and one without a proxy.
     pub(crate) async fn clients(&self) -> (Client, Client) {
         let other = connect(&self.direct).await.expect("connected");
         (connect(&self.troubled).await.expect("connected"), other)
     }
 }
 
-/// A client that renews nothing: only a bell can tell whoever waits.
+/// A client that renews nothing: a waiter learns of its grant only by a bell.
 pub(crate) async fn without_heartbeats(url: &str) -> Client {
     let chaos = Chaos::default();
     let engine = chaos.trouble(LeaseTable::open(url).await.expect("connected"));
@@ -67,18 +71,51 @@ pub(crate) fn waiter(request: Request) -> JoinHandle<Result<Lease>> {
     tokio::spawn(async move { request.acquire().await })
 }
 
-/// So many claims that wait, each in a task of its own, and their leases in order.
-pub(crate) fn crowd_of(waiters: usize, request: &Request) -> mpsc::Receiver<Lease> {
-    let (sender, order) = mpsc::channel(waiters);
-    for _ in 0..waiters {
-        let (request, sender) = (request.clone(), sender.clone());
-        tokio::spawn(async move {
-            if let Ok(lease) = request.acquire().await {
-                sender.send(lease).await.expect("the test listens");
-            }
-        });
+/// Claims that wait, each in a task of its own.
+pub(crate) struct Crowd {
+    ended: mpsc::Receiver<Result<Lease>>,
+}
+
+impl Crowd {
+    pub(crate) fn of(waiters: usize, request: &Request) -> Self {
+        let (sender, ended) = mpsc::channel(waiters);
+        for _ in 0..waiters {
+            let (request, sender) = (request.clone(), sender.clone());
+            tokio::spawn(async move {
+                // At its end the test closes the client, and receives no more.
+                let _unheard = sender.send(request.acquire().await).await;
+            });
+        }
+        Self { ended }
     }
-    order
+
+    /// Waits until `count` claims wait for `name`; a claim that ends before is a failure.
+    #[track_caller]
+    pub(crate) fn until_waiting<'a>(
+        &'a mut self,
+        client: &'a Client,
+        name: &'a str,
+        count: usize,
+    ) -> impl Future<Output = ()> + 'a {
+        let waiting = until_waiting(client, name, count);
+        async {
+            tokio::select! {
+                () = waiting => {}
+                ended = self.ended.recv() => panic!("a claim does not wait: {ended:?}"),
+            }
+        }
+    }
+
+    /// The lease of the next claim that ends.
+    pub(crate) async fn next(&mut self) -> Lease {
+        let ended = soon("the next grant", self.ended.recv()).await;
+        ended.expect("somebody waits").expect("a lease")
+    }
+
+    /// Whether another claim has ended.
+    pub(crate) fn has_next(&self) -> bool {
+        !self.ended.is_empty()
+    }
 }
 
 /// The lease of a waiter.
@@ -97,7 +134,7 @@ pub(crate) fn terminate(server: &Server, which: &str) -> u32 {
     server.sql(&sql).expect("an answer").trim().parse().expect("a number")
 }
 
-/// Advisory locks in a database of their own: keys are the database's, not the schema's.
+/// Advisory locks in a database of their own: keys belong to the database, not to the schema.
 pub(crate) fn advisory_on(server: &Server) -> String {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let database = format!("advisory_{}", NEXT.fetch_add(1, Ordering::Relaxed));
@@ -121,12 +158,12 @@ pub(crate) async fn plain(url: &str) -> tokio_postgres::Client {
     client
 }
 
-/// The answer to a statement that has one number.
+/// The number in the answer to a statement.
 pub(crate) async fn number(client: &tokio_postgres::Client, statement: &str) -> i64 {
     client.query_one(statement, &[]).await.expect("an answer").get(0)
 }
 
-/// The answer to a statement that has one truth.
+/// The truth value in the answer to a statement.
 pub(crate) async fn truth(client: &tokio_postgres::Client, statement: &str) -> bool {
     client.query_one(statement, &[]).await.expect("an answer").get(0)
 }

@@ -1,4 +1,4 @@
-//! What is logged as a warning, kept apart by the thread that said it.
+//! Warnings in the log, kept apart by thread.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -12,21 +12,21 @@ thread_local! {
     static SAID: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The one subscriber of all tests in this process. A subscriber of one thread would not do: a
-/// line that another thread reaches first asks that thread's subscriber alone whether anybody
-/// wants it, and is silent everywhere from then on.
+/// The one subscriber of all tests in this process. A subscriber for each thread would not work. A
+/// log line asks only the subscriber of the thread that reaches it first. If that one does not want
+/// it, the line is silent on all threads from then on.
 struct Warnings;
 
 /// Begins to write down warnings, on all threads.
-pub fn write_down() {
+pub(crate) fn write_down() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         tracing::subscriber::set_global_default(Warnings).expect("the only one that is set");
     });
 }
 
-/// What was said on this thread since it began.
-pub fn said_here() -> Vec<String> {
+/// The warnings of this thread since it began.
+pub(crate) fn said_here() -> Vec<String> {
     SAID.with_borrow(Clone::clone)
 }
 

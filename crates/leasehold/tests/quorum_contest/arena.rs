@@ -1,8 +1,8 @@
-//! A simulated contest: clients that run the library's ballot against nodes that run its rule, on
-//! a virtual clock, over a network that takes its time.
+//! A simulated contest on a virtual clock: clients run the library's ballot, nodes run its rule,
+//! and the network takes its time.
 //!
-//! Everything follows from the seed. What is measured is counted in commands and virtual time, so
-//! it says something about the protocol and nothing about the machine.
+//! Everything follows from the seed. The contest counts commands and virtual time, so the results
+//! describe the protocol and not the machine.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
@@ -14,16 +14,16 @@ use leasehold::quorum::cause::Cause;
 use leasehold::quorum::clocks::NodeClocks;
 use leasehold::quorum::node_line::{NodeLine, Position, Seed, Waiting};
 
-/// When the nodes' clocks start, in microseconds: some day in 2026.
+/// The start of the nodes' clocks, in microseconds: some day in 2026.
 const EPOCH: u64 = 1_790_000_000_000_000;
 
-/// How long a node keeps a claim without another word.
+/// How long a node keeps a claim without a renewal or heartbeat.
 const TTL: Duration = Duration::from_secs(10);
 
 /// How long a client waits for a node's answer.
 const NODE_TIMEOUT: Duration = Duration::from_millis(200);
 
-/// When a contest that has not ended is taken for one that never will, in nanoseconds.
+/// When a contest counts as one that never ends, in nanoseconds.
 const TOO_LATE: u64 = 120_000_000_000;
 
 type Id = u32;
@@ -39,19 +39,19 @@ pub(crate) struct Setup {
     pub(crate) hold: Duration,
     /// The clients come within this time.
     pub(crate) spread: Duration,
-    /// How long a packet is on its way: at least, and as much again by chance.
+    /// How long a packet is in flight: at least, and as much again by chance.
     pub(crate) way: Duration,
     /// How long a node works on a command.
     pub(crate) work: Duration,
     /// By how much the nodes' clocks differ from each other.
     pub(crate) skew: Duration,
-    /// Of a hundred bells so many are lost.
+    /// How many of a hundred bells are lost.
     pub(crate) bells_lost: u32,
     /// These nodes never answer.
     pub(crate) dead: Vec<usize>,
     /// Whether clients stand in line.
     pub(crate) join: bool,
-    /// Every so many grants the client dies as it is granted; 0 for never.
+    /// After this number of grants, and each multiple of it, the granted client dies; 0 for never.
     pub(crate) dies_every: usize,
     /// Whether each node orders its line by arrival, instead of all by one rank.
     pub(crate) own_orders: bool,
@@ -78,22 +78,22 @@ impl Default for Setup {
     }
 }
 
-/// What came of it.
+/// The outcome of a contest.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Outcome {
-    /// Whether everybody had all leases before it was too late.
+    /// Whether every client had all its leases before it was too late.
     pub(crate) ended: bool,
     pub(crate) grants: usize,
-    /// Everything sent to nodes, except heartbeats.
+    /// All commands to nodes, without heartbeats.
     pub(crate) commands: usize,
     pub(crate) raises: usize,
     pub(crate) ways_given: usize,
     pub(crate) deaths: usize,
     /// From the first question to the last lease.
     pub(crate) took: Duration,
-    /// The longest time nobody held it although somebody wanted it.
+    /// The longest time without a holder while a client wanted the name.
     pub(crate) longest_gap: Duration,
-    /// Grants to somebody who came later than one who was still waiting.
+    /// Grants to a client while one that came earlier was still waiting.
     pub(crate) overtakes: usize,
     pub(crate) fences: Vec<u64>,
 }
@@ -147,7 +147,7 @@ struct Client {
     clocks: NodeClocks,
     fence: u64,
     asked_at: u64,
-    /// Numbers the orders sent to each node, to tell a late silence from one that matters.
+    /// Numbers the commands to each node, to tell a late silence from one that matters.
     sent: Vec<u64>,
 }
 
@@ -205,7 +205,7 @@ impl Arena {
             let at = Moment::from_nanos(arena.now);
             for (node, server) in arena.servers.iter().enumerate() {
                 if !arena.setup.dead.contains(&node) {
-                    // As read when the client connected.
+                    // The reading of the clock when the client connected.
                     clocks.read(node, server.time(arena.now), at, at + 2 * arena.setup.way);
                 }
             }
@@ -243,7 +243,7 @@ impl Arena {
         way + self.chance(way)
     }
 
-    /// The client that has this id now; attempts of one client are numbered in steps.
+    /// The client that has this id now; the attempts of one client have increasing ids.
     fn owner(&self, id: Id) -> usize {
         id as usize % self.setup.clients
     }
@@ -380,7 +380,7 @@ impl Arena {
         client.leases_left -= 1;
         let every = self.setup.dies_every;
         if every > 0 && self.outcome.grants.is_multiple_of(every) {
-            // It never says another word; the nodes keep its claim until its time runs out.
+            // The client sends nothing more; the nodes keep its claim until its time runs out.
             self.outcome.deaths += 1;
             client.leases_left = 0;
             client.id = Id::MAX - client.id % self.setup.clients as Id;

@@ -1,8 +1,8 @@
-//! Contests of many clients for one name: somebody always wins, and nobody pays much for it.
+//! Contests of many clients for one name: there is always a winner, and no client pays much for it.
 //!
-//! The model shows that nothing bad happens; this shows that something good does. Each contest is
-//! a simulation that follows from its seed, and inside of it every grant is checked: one lease at
-//! a time, and fences that rise.
+//! The model shows that nothing bad happens; this shows that something good happens. Each contest
+//! is a simulation that follows from its seed. It checks every grant: one lease at a time, and
+//! fences that rise.
 
 mod arena;
 
@@ -12,11 +12,14 @@ use arena::{Arena, Outcome, Setup};
 
 const SEEDS: u64 = 10;
 
-/// Runs a contest with several seeds, prints what it cost, and returns the worst of each.
+/// Runs a contest with several seeds, prints its cost, and returns the worst of each number.
 fn contest(title: &str, setup: &Setup) -> Outcome {
     let mut worst = Outcome { ended: true, ..Outcome::default() };
     for seed in 1..=SEEDS {
         let one = Arena::run(Setup { seed, ..setup.clone() });
+        if !one.ended {
+            println!("{title}: seed {seed} does not end");
+        }
         worst.ended &= one.ended;
         worst.grants += one.grants;
         worst.commands += one.commands;
@@ -41,7 +44,7 @@ fn contest(title: &str, setup: &Setup) -> Outcome {
     worst
 }
 
-/// Everybody was granted, and it cost at most so many commands a lease.
+/// Checks that every client was granted, with at most `commands_max` commands for each lease.
 fn settles(title: &str, setup: &Setup, commands_max: f64) -> Outcome {
     let outcome = contest(title, setup);
     assert!(outcome.ended, "{title}: no end");
@@ -123,7 +126,7 @@ fn claims_that_do_not_join_split_the_vote_and_one_wins() {
 }
 
 #[test]
-fn who_dies_as_it_is_granted_holds_up_the_others_for_its_ttl_and_no_longer() {
+fn client_that_dies_as_it_is_granted_delays_the_others_by_its_ttl_only() {
     let setup = Setup { dies_every: 10, clients: 50, ..Setup::default() };
     let outcome = settles("every tenth dies", &setup, 6.5);
     assert_eq!(outcome.deaths, 5 * SEEDS as usize);

@@ -1,8 +1,8 @@
 //! The protocol of the quorum, searched exhaustively within bounds.
 //!
-//! Clients run the library's own ballot and renewal tally, nodes its own rule. What is built must
-//! survive everything within each bound; known mistakes must be found by the same search, or the
-//! search would prove nothing. `--nocapture` shows how many states and how deep.
+//! Clients run the library's own ballot and renewal tally, nodes its own rule. The real protocol
+//! must survive everything within each bound. The same search must find known mistakes, or it would
+//! prove nothing. `--nocapture` shows how many states it visits and how deep it goes.
 
 mod node;
 mod world;
@@ -29,6 +29,7 @@ enum Action {
     GiveUp(usize),
     Beat(usize),
     Release(usize),
+    KeepClosed(usize),
     Expire(usize),
     Renew(usize),
     Lose(usize),
@@ -63,6 +64,9 @@ impl Search {
             }
             Phase::Holding { .. } => {
                 actions.push(Action::Release(index));
+                if world.closings_left > 0 {
+                    actions.push(Action::KeepClosed(index));
+                }
                 if self.bounds.timed {
                     actions.push(Action::Expire(index));
                 }
@@ -74,7 +78,7 @@ impl Search {
         }
     }
 
-    /// When a client's ballot wants to be asked although nothing happened.
+    /// The instant at which a client's ballot wants to be asked although nothing happened.
     fn timer(&self, world: &World, index: usize) -> Option<Moment> {
         let Phase::Asking(ballot) = &world.clients[index].phase else { return None };
         match ballot.clone().next(NOW, self.bounds.raise_hint, 0) {
@@ -141,6 +145,10 @@ impl Search {
                     _ => 0,
                 };
                 world.end(client, hint);
+            }
+            Action::KeepClosed(client) => {
+                world.closings_left -= 1;
+                world.keep_closed(client);
             }
             Action::Expire(client) => world.lapse(client),
             Action::Renew(client) => world.renew(client),
@@ -226,7 +234,7 @@ impl Model for Search {
     }
 }
 
-/// With optimization there is time to look further: `cargo test --release --test quorum_model`.
+/// An optimized build has time to look further: `cargo test --release --test quorum_model`.
 const DEEP: bool = !cfg!(debug_assertions);
 
 const GRANTED: &str = "everybody is granted";
@@ -244,16 +252,17 @@ const BASE: Bounds = Bounds {
     timers: 0,
     one_troubled: false,
     renewals: 0,
+    closings: 0,
     abandons: 0,
     beats: 0,
     rejoin: None,
     timed: false,
 };
 
-/// One choice of counters instead of two, where there is enough to look at otherwise.
+/// One choice of counters instead of two, where there are enough states otherwise.
 const APART: &[&[u64]] = &[&[1, 1, 0]];
 
-/// What is built survives everything within these bounds.
+/// The real protocol survives everything within these bounds.
 fn holds(title: &str, bounds: Bounds) {
     let begun = std::time::Instant::now();
     let search = Search { bounds, variant: Variant::Built };
@@ -268,7 +277,7 @@ fn holds(title: &str, bounds: Bounds) {
     assert!(checker.is_done(), "{title}: not exhausted");
 }
 
-/// A mistake is found by the same search, within bounds that what is built survives.
+/// The same search finds a mistake, within bounds that the real protocol survives.
 fn finds(variant: Variant, property: &'static str, bounds: Bounds) {
     if DEEP || bounds.silences == 0 {
         holds(&format!("built, where {variant:?} fails"), bounds.clone());
@@ -389,6 +398,13 @@ fn three_nodes_survive_several_attempts() {
     holds("3 clients", Bounds { attempts: &[1, 1, 1], ..base.clone() });
     holds("an attempt given up", Bounds { attempts: &[2, 1], abandons: 1, ..base.clone() });
     holds("2 renewals", Bounds { losses: 2, renewals: 2, ..base });
+}
+
+#[test]
+fn three_nodes_survive_names_that_stay_closed() {
+    let base = Bounds { closings: 1, counters: APART, ..BASE };
+    holds("closed, 2 losses", Bounds { losses: 2, ..base.clone() });
+    holds("closed, a renewal", Bounds { losses: 1, renewals: 1, ..base });
 }
 
 fn forgetting(rejoin: Rejoin, timed: bool) -> Bounds {

@@ -3,7 +3,7 @@
 use leasehold::quorum::ballot::majority;
 use leasehold::quorum::node_line::{NodeLine, Position, Seed, Tenure, Waiting};
 
-use crate::world::{Id, Variant, Verb};
+use crate::world::{Id, RETIRED, Variant, Verb};
 
 /// How a node that started empty comes back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -39,7 +39,7 @@ pub(crate) struct Node {
     pub(crate) line: NodeLine<Id>,
     pub(crate) counter: u64,
     pub(crate) mode: Mode,
-    /// For [`Variant::VoteAtJoin`]: the votes of those who wait.
+    /// For [`Variant::VoteAtJoin`]: the votes of the waiting claims.
     early: Vec<(Id, u64)>,
 }
 
@@ -51,7 +51,7 @@ impl Node {
         Self { line, counter, mode, early: Vec::new() }
     }
 
-    /// Does what a request says. Returns the answer, `None` for "on probation", and the bell.
+    /// Carries out a request. Returns the answer, `None` for "on probation", and the bell.
     pub(crate) fn execute(&mut self, variant: Variant, id: Id, rank: u64, verb: Verb) -> Outcome {
         let before = (self.line.head, self.counter);
         let (position, rung) = self.answer(variant, id, rank, verb);
@@ -67,7 +67,8 @@ impl Node {
         (self.with_early_vote(before, position, id), self.line.head.filter(|_| rung.is_some()))
     }
 
-    /// Replaces the vote of a tenure that began just now by the one given at the joining.
+    /// Replaces the vote of a lease that just began by the vote that the node gave when the claim
+    /// joined.
     fn with_early_vote(
         &mut self,
         (head, counter): (Option<Tenure<Id>>, u64),
@@ -115,6 +116,10 @@ impl Node {
                 let (_, rung) = line.leave(counter, id, Seed { time: 0, hint });
                 (Some(line.position(id)), rung)
             }
+            Verb::KeepClosed => {
+                line.keep_closed(id, id + RETIRED);
+                (Some(line.position(id)), None)
+            }
             Verb::Renew if variant == Variant::RepairCounted => {
                 let position = line.enter(counter, claim, false, plain);
                 let held = matches!(position, Position::Holds { .. });
@@ -122,14 +127,14 @@ impl Node {
             }
             Verb::Renew => (Some(line.position(id)), None),
             Verb::Repair { fence } => {
-                // Also on probation: its vote is above the fence, so it never counts.
+                // It does so on probation, too: its vote is above the fence, so it never counts.
                 *counter = fence.max(*counter);
                 (Some(line.enter(counter, claim, true, plain)), None)
             }
         }
     }
 
-    /// The claim that holds is lost: its time ran out, or it was evicted or deleted.
+    /// The node loses the claim that holds: it expired, or it was evicted or deleted.
     pub(crate) fn lose(&mut self, variant: Variant) -> Option<Tenure<Id>> {
         let id = self.line.head?.claim.id;
         self.execute(variant, id, 0, Verb::Leave { hint: 0 }).1

@@ -1,8 +1,8 @@
 //! The world of the model: nodes, clients that run the library's own ballot, and a wire that may
 //! delay, reorder and lose everything.
 //!
-//! A packet that is never delivered is a packet that was lost, and a client whose packets are
-//! never delivered has crashed; both need no steps of their own, because only safety is asked for.
+//! A packet that is never delivered is a lost packet. A client whose packets are never delivered
+//! has crashed. Neither needs a step of its own, because the model only checks safety.
 
 use std::time::Duration;
 
@@ -14,33 +14,37 @@ use leasehold::quorum::tally::{RenewalTally, Renewed};
 
 use crate::node::{Node, Rejoin};
 
-/// All instants are the same: nothing here depends on how long anything takes.
+/// All instants are the same: nothing here depends on time.
 pub(crate) const NOW: Moment = Moment::from_nanos(1_000_000_000);
 const KEPT_UNTIL: Moment = Moment::from_nanos(u64::MAX / 2);
 
 /// A claim's id: the client's number in tens, its attempt in ones.
 pub(crate) type Id = u8;
 
-/// What is built, and ways to build it wrong.
+/// The offset of the id of a claim whose lease keeps the name closed: no client ever has such an
+/// id.
+pub(crate) const RETIRED: Id = 5;
+
+/// The real protocol, and wrong ways to build it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Variant {
     /// The protocol as it is.
     Built,
     /// The highest vote of a majority is the fence; votes are not raised to it.
     NoConfirm,
-    /// A node raises its counter for whoever asks.
+    /// A node raises its counter for every client that asks.
     UnconditionalConfirm,
-    /// A node raises for the claim that holds, whichever vote it has by now.
+    /// A node raises it for the claim that holds, whichever vote the claim has by now.
     ConfirmWithoutVote,
     /// A claim gets its vote when it joins the line.
     VoteAtJoin,
     /// All attempts of a client have one id.
     ReusedId,
-    /// A renewal takes the node again where it was lost, and counts it.
+    /// A renewal claims again at a node that lost the claim, and counts that node.
     RepairCounted,
 }
 
-/// How far to look.
+/// The bounds of a search.
 #[derive(Debug, Clone)]
 pub(crate) struct Bounds {
     pub(crate) nodes: usize,
@@ -49,40 +53,43 @@ pub(crate) struct Bounds {
     /// The counters to begin with; one search covers all of them.
     pub(crate) counters: &'static [&'static [u64]],
     pub(crate) join: bool,
-    /// What is suggested to the nodes with each question, and with each raise.
+    /// The suggestion to the nodes with each question, and with each raise.
     pub(crate) hint: u64,
     pub(crate) raise_hint: u64,
-    /// Whether answers, too, are on their way for any time.
+    /// Whether answers, too, are in flight for any time.
     pub(crate) slow_answers: bool,
     /// How many claims lose a node: expiry, eviction, a step of the clock.
     pub(crate) losses: u8,
-    /// How many answers clients stop waiting for.
+    /// For how many answers the clients stop waiting.
     pub(crate) silences: u8,
     /// How often clients' timers fire.
     pub(crate) timers: u8,
     /// Whether only the first client meets silence and timers.
     pub(crate) one_troubled: bool,
     pub(crate) renewals: u8,
-    /// How many attempts are given up before they end.
+    /// How many leases are given back so that their name stays closed.
+    pub(crate) closings: u8,
+    /// How many attempts clients give up before they end.
     pub(crate) abandons: u8,
-    /// How many heartbeats those who wait send, each to all nodes.
+    /// How many heartbeats the waiters send, each to all nodes.
     pub(crate) beats: u8,
     /// How a node that forgot everything comes back, if one does.
     pub(crate) rejoin: Option<Rejoin>,
-    /// Whether claims outlive the attempts and leases that count on them, and probation those.
+    /// Whether claims outlive the attempts and leases that count on them, and probation outlives
+    /// the same attempts and leases.
     pub(crate) timed: bool,
 }
 
-/// What must never happen.
+/// Violations that must never happen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Fault {
     /// Two leases with one fence.
     Duplicate,
     /// A lease was returned before another was asked for, and its fence is not smaller.
     RealTime,
-    /// A lease that a majority keeps has not the greatest fence of all so far.
+    /// A lease that a majority keeps does not have the greatest fence of all so far.
     HolderBehind,
-    /// A renewal succeeded that was begun after somebody else was granted a greater fence.
+    /// A renewal succeeded that began after another client was granted a greater fence.
     Revived,
     /// Two leases at one time, although no node lost a claim before its time.
     Overlap,
@@ -94,13 +101,14 @@ pub(crate) enum Verb {
     Raise { fence: u64 },
     GiveWay { up_to: u64 },
     Leave { hint: u64 },
+    KeepClosed,
     Renew,
     Repair { fence: u64 },
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Load {
-    /// To the node. Nobody waits for the answer of one that was given up.
+    /// To the node. No client waits for the answer to a request that was given up.
     Request { verb: Verb, awaited: bool },
     /// To the client.
     Answer { position: Option<Position<Id>>, beat: bool },
@@ -137,7 +145,7 @@ pub(crate) struct Client {
     pub(crate) id: Id,
     pub(crate) phase: Phase,
     pub(crate) attempts_left: u8,
-    /// The greatest fence that was returned to anybody before this attempt began.
+    /// The greatest fence that any client had before this attempt began.
     floor: u64,
 }
 
@@ -146,15 +154,16 @@ pub(crate) struct World {
     pub(crate) nodes: Vec<Node>,
     pub(crate) clients: Vec<Client>,
     pub(crate) wire: Vec<Packet>,
-    /// The fences that were returned, sorted.
+    /// The fences of granted leases, sorted.
     pub(crate) won: Vec<u64>,
     pub(crate) losses_left: u8,
     pub(crate) silences_left: u8,
     pub(crate) timers_left: u8,
     pub(crate) renewals_left: u8,
+    pub(crate) closings_left: u8,
     pub(crate) abandons_left: u8,
     pub(crate) beats_left: u8,
-    /// Whether a node lost a claim that somebody counted on.
+    /// Whether a node lost a claim on which a client counted.
     pub(crate) lost: bool,
     pub(crate) forgot: bool,
     pub(crate) fault: Option<Fault>,
@@ -177,6 +186,7 @@ impl World {
             silences_left: bounds.silences,
             timers_left: bounds.timers,
             renewals_left: bounds.renewals,
+            closings_left: bounds.closings,
             abandons_left: bounds.abandons,
             beats_left: bounds.beats,
             lost: false,
@@ -219,7 +229,7 @@ impl World {
         self.drive(bounds, variant, index, NOW);
     }
 
-    /// Lets a client do what its ballot says until it waits.
+    /// Lets a client follow its ballot until it waits.
     pub(crate) fn drive(&mut self, bounds: &Bounds, variant: Variant, index: usize, now: Moment) {
         loop {
             let Phase::Asking(ballot) = &mut self.clients[index].phase else { return };
@@ -278,7 +288,7 @@ impl World {
         self.stop_waiting(id);
     }
 
-    /// Gives everything back, at all nodes, also at those that gave no answer.
+    /// Gives the claim back at all nodes, also at those that gave no answer.
     pub(crate) fn end(&mut self, index: usize, hint: u64) {
         for node in 0..self.nodes.len() {
             self.request(index, node, Verb::Leave { hint }, false);
@@ -286,13 +296,22 @@ impl World {
         self.lapse(index);
     }
 
-    /// Ends an attempt or a lease without a word to the nodes.
+    /// Gives a lease back, and lets its name stay closed until the nodes lose the claim.
+    pub(crate) fn keep_closed(&mut self, index: usize) {
+        for node in 0..self.nodes.len() {
+            self.request(index, node, Verb::KeepClosed, false);
+        }
+        self.lapse(index);
+    }
+
+    /// Ends an attempt or a lease without a message to the nodes.
     pub(crate) fn lapse(&mut self, index: usize) {
         self.clients[index].phase = Phase::Idle;
         self.stop_waiting(self.clients[index].id);
     }
 
-    /// Nobody listens for what is still on its way to this id; requests are still executed.
+    /// No client listens for answers that are still in flight to this id; nodes still execute its
+    /// requests.
     fn stop_waiting(&mut self, id: Id) {
         self.wire.retain(|packet| packet.id != id || !matches!(packet.load, Load::Answer { .. }));
         for packet in &mut self.wire {
@@ -305,8 +324,8 @@ impl World {
         self.wire.sort_unstable();
     }
 
-    /// Drops packets that can have no effect any more, so that states which differ in nothing
-    /// else are one.
+    /// Drops packets that can have no effect any more, so that states that differ in nothing else
+    /// become one.
     pub(crate) fn sweep(&mut self, variant: Variant) {
         let wire = std::mem::take(&mut self.wire);
         let enters = |node: usize, id: Id| {
@@ -345,7 +364,7 @@ impl World {
         self.clients[usize::from(id / 10)].attempts_left > 0
     }
 
-    /// Whether nobody can be granted or renewed any more.
+    /// Whether no client can be granted or renewed any more.
     pub(crate) fn is_over(&self) -> bool {
         self.clients.iter().all(|client| match client.phase {
             Phase::Idle => client.attempts_left == 0,
@@ -390,7 +409,7 @@ impl World {
                 ballot.answered(packet.node, answer(position), NOW, Duration::ZERO);
             }
             (Phase::Asking(ballot), Load::Bell { vote }) => {
-                // The node keeps who waits, so a place that is known to wait is kept.
+                // The node keeps waiting claims, so a place that is known to wait is kept.
                 let _known = ballot.rung(packet.node, vote);
             }
             (Phase::Renewing { tally, .. }, Load::Answer { position, .. }) => {
@@ -441,8 +460,8 @@ impl World {
                 self.clients[index].phase = Phase::Holding { fence };
                 self.stop_waiting(self.clients[index].id);
                 if after_forgetting {
-                    // A majority without the memory of that node keeps the lease: its wait is
-                    // over as far as this one is concerned.
+                    // A majority without the memory of that node keeps the lease: its wait is over
+                    // as far as this lease matters.
                     let id = self.clients[index].id;
                     self.nodes.iter_mut().for_each(|node| node.wait_no_more_for(id));
                 }

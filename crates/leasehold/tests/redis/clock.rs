@@ -1,7 +1,7 @@
 //! Servers whose wall clocks are stepped or stand still. Redis ends keys by them.
 //!
-//! Steps of a client's wall clock (F42) are tested with the command, which can be put on a clock
-//! of its own.
+//! The tests of the command cover steps of a client's wall clock (F42), because the command can run
+//! on a clock of its own.
 
 use std::time::Duration;
 
@@ -27,7 +27,7 @@ async fn f40_server_clock_that_jumps_ahead_frees_locks_early_and_keeps_fences_in
     let (one, two) = (diarist(&diary, server.url()).await, client(server.url()).await);
     let lease = one.mutex("report").ttl(Duration::from_secs(4)).lock().await.expect("free");
     clock.set_ahead(HOUR).expect("the clock moves");
-    // Both believe to hold now. That is what fences are for, and what the page says.
+    // Both believe to hold now. Fences are for this case, and the page says so.
     let next = two.mutex("report").ttl(LONG).try_lock().await.expect("an answer").expect("free");
     assert!(next.fence() > lease.fence());
     let cause = soon("the loss", lease.lost()).await;
@@ -66,17 +66,17 @@ async fn f40_server_clock_that_falls_back_frees_nothing_early() {
     assert!(waiter.granted().await.fence() > fence);
 }
 
-/// What a client that waits, and holds nothing, hears of a step.
-async fn waiter_is_told_of_a_step(clock: &Clock, url: &str, step: Duration) {
+/// Checks that a client that waits, and holds nothing, reports a step.
+async fn waiter_reports_a_step(clock: &Clock, url: &str, step: Duration) {
     let diary = ClockDiary::default();
     let (one, two) = (early_client(url).await, diarist(&diary, url).await);
     let lease = one.mutex("report").ttl(Duration::from_secs(20)).lock().await.expect("free");
     let waiter = Waiter::queue(&one, &two, "report", 0).await;
-    // In a Cluster its clock is known once a heartbeat was answered.
+    // In a Cluster the client knows the clock once a heartbeat was answered.
     until("a heartbeat", async || diary.renewals() > 0).await;
     clock.set_ahead(step).expect("the clock moves");
     let (_, by) = until_ahead(&diary).await;
-    // What is told is a lower bound, which a slow answer lowers.
+    // The report is a lower bound, which a slow answer lowers.
     assert!(by <= step + step / 10, "{by:?}");
     let fence = lease.fence();
     lease.release().await.expect("an answer");
@@ -85,21 +85,21 @@ async fn waiter_is_told_of_a_step(clock: &Clock, url: &str, step: Duration) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f40_whoever_waits_is_told_of_the_step() {
+async fn f40_waiter_reports_a_step() {
     let (clock, server) = clocked().await;
-    waiter_is_told_of_a_step(&clock, server.url(), Duration::from_secs(5)).await;
+    waiter_reports_a_step(&clock, server.url(), Duration::from_secs(5)).await;
 }
 
-/// By less than what Sentinels and Clusters call a failure.
+/// By less than the time after which Sentinels and Clusters report a failure.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f40_a_step_is_told_behind_sentinels_and_in_a_cluster() {
+async fn f40_waiter_reports_a_step_behind_sentinels_and_in_a_cluster() {
     let step = Duration::from_millis(700);
     let clock = Clock::new().expect("a clock that can be moved");
     let group = servers::Redis::new().clock(&clock).start_cluster().await.expect("it starts");
-    waiter_is_told_of_a_step(&clock, group.url(), step).await;
+    waiter_reports_a_step(&clock, group.url(), step).await;
     let clock = Clock::new().expect("a clock that can be moved");
     let group = servers::Redis::new().clock(&clock).start_sentinel().await.expect("it starts");
-    waiter_is_told_of_a_step(&clock, group.url(), step).await;
+    waiter_reports_a_step(&clock, group.url(), step).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -142,7 +142,7 @@ async fn f40_slow_answers_a_server_that_was_paused_and_load_are_no_step() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f47_server_clock_that_stands_still_expires_nothing_and_waiters_and_doctor_are_told() {
+async fn f47_server_clock_that_stands_still_expires_nothing_and_waiter_and_doctor_report_it() {
     let (clock, server) = clocked().await;
     let diary = ClockDiary::default();
     let (one, two) = (client(server.url()).await, diarist(&diary, server.url()).await);
@@ -166,7 +166,7 @@ async fn f47_server_clock_that_stands_still_expires_nothing_and_waiters_and_doct
     assert!(waiter.granted().await.fence() > lease.fence());
 }
 
-/// Three nodes, of which the first is on a clock that can be moved, and their address.
+/// Three nodes, the first on a clock that can be moved, and their address.
 async fn nodes() -> (Clock, Vec<Server>, String) {
     let (clock, first) = clocked().await;
     let nodes = vec![first, server().await, server().await];
@@ -222,7 +222,7 @@ async fn f40_a_majority_of_nodes_that_jumps_ahead_frees_early_and_keeps_fences_i
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f47_a_node_whose_clock_stands_still_is_told_to_whoever_waits_and_by_doctor() {
+async fn f47_waiter_and_doctor_report_a_node_whose_clock_stands_still() {
     let (clock, nodes, url) = nodes().await;
     let diary = ClockDiary::default();
     let (one, two) = (early_client(&url).await, diarist(&diary, &url).await);

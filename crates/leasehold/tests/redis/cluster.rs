@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use leasehold::claim::Standing;
-use leasehold::engine::{Engine, Query};
+use leasehold::claim::{Note, Standing};
+use leasehold::engine::{Admin, Amend, Convert, Engine, Query, Resize};
 use leasehold::error::Config;
 use leasehold::redis::Redis;
-use leasehold::{Error, LeaseState, LostCause, Mode, Released};
+use leasehold::{Error, Holder, LeaseState, LostCause, Mode, Released, Result};
 use leasehold_testkit::{Group, Server, servers};
 
 use crate::support::*;
@@ -31,11 +31,38 @@ fn other<'a>(group: &'a Group, than: &Server) -> &'a Server {
     another.expect("there are three")
 }
 
-/// Moves the keys of a slot, and does something when half of them have moved.
-async fn migrate(group: &Group, from: &Server, slot: &str, half_way: impl AsyncFnOnce()) {
-    let to = other(group, from);
+/// Lets a slot begin to move. None of its keys moves yet.
+fn begin_move(from: &Server, to: &Server, slot: &str) {
     told(to, &["CLUSTER", "SETSLOT", slot, "IMPORTING", &id(from)]);
     told(from, &["CLUSTER", "SETSLOT", slot, "MIGRATING", &id(to)]);
+}
+
+/// The keys of a slot, and their values.
+fn contents(server: &Server, slot: &str) -> Vec<(String, String)> {
+    let keys = told(server, &["CLUSTER", "GETKEYSINSLOT", slot, "100"]);
+    let mut contents: Vec<_> =
+        keys.lines().map(|key| (key.to_owned(), content(server, key))).collect();
+    contents.sort();
+    contents
+}
+
+fn content(server: &Server, key: &str) -> String {
+    match told(server, &["TYPE", key]).as_str() {
+        "hash" => told(server, &["HGETALL", key]),
+        "zset" => told(server, &["ZRANGE", key, "0", "-1", "WITHSCORES"]),
+        _ => told(server, &["GET", key]),
+    }
+}
+
+/// The answer to a renewal of one claim.
+fn answer_of_one(answers: Result<Vec<Result<Standing>>>) -> Result<Standing> {
+    answers?.remove(0)
+}
+
+/// Moves the keys of a slot, and runs `half_way` when half of them have moved.
+async fn migrate(group: &Group, from: &Server, slot: &str, half_way: impl AsyncFnOnce()) {
+    let to = other(group, from);
+    begin_move(from, to, slot);
     let port = to.port().to_string();
     let mut half_way = Some(half_way);
     loop {
@@ -61,7 +88,7 @@ async fn f67_slot_moves_while_its_lock_is_held_and_waited_for() {
     let waiter = Waiter::queue(&two, &two, "report", 0).await;
     let (from, slot) = place(&group, "lock:report");
     migrate(&group, from, &slot, async || {
-        // With half of its keys here and half there nothing can be done, and nothing is lost.
+        // With half of the keys here and half there no verb works, and nothing is lost.
         assert!(lease.is_held() && waiter.is_waiting());
     })
     .await;
@@ -95,6 +122,62 @@ async fn f67_claim_in_the_middle_of_a_move_is_answered_after_it() {
     let fence = lease.fence();
     lease.release().await.expect("an answer");
     assert!(asked.expect("it was asked").granted().await.fence() > fence);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f67_last_claim_that_leaves_a_line_before_its_keys_move_leaves_nothing_broken() {
+    let group = cluster().await;
+    let (one, two) = (client(group.url()).await, client(group.url()).await);
+    let first = one.mutex("report").ttl(LONG).lock().await.expect("free");
+    let waiter = Waiter::queue(&two, &two, "report", 0).await;
+    first.release().await.expect("an answer");
+    // No claim is behind it, and the name has all keys of a line.
+    let last = waiter.granted().await;
+    let fence = last.fence();
+    let (from, slot) = place(&group, "lock:report");
+    begin_move(from, other(&group, from), &slot);
+    let leaving = tokio::spawn(last.release());
+    // The server answers the release at once, or after the move. Only an answer before the move
+    // can come from a script that was stopped in the middle.
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    migrate(&group, from, &slot, async || {}).await;
+    let left = soon("an answer", leaving).await.expect("no panic");
+    let next = soon("a grant", one.mutex("report").ttl(LONG).lock()).await;
+    assert!(next.expect("the name is free").fence() > fence);
+    assert!(matches!(left, Ok(Released::Released)), "{left:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f67_server_of_a_moving_slot_begins_no_script_about_a_line() {
+    let group = cluster().await;
+    let engine = engine(format!("{}?timeout_ms=400", group.url())).await;
+    let permits = claim("report", Mode::Permits { take: 1, of: 2 });
+    held(&engine, &permits).await;
+    let eviction = eviction(&engine, &permits.key.name).await.expect("an answer");
+    let (from, slot) = place(&group, "lock:report");
+    begin_move(from, other(&group, from), &slot);
+    let before = contents(from, &slot);
+    let name = || permits.key.name.clone();
+    let note = Note::new("later").expect("a note");
+    let resize = Resize { name: name(), of: 3, by: Holder::fresh() };
+    let next = claim("report", Mode::Permits { take: 1, of: 2 });
+    let query = Query::name(name());
+    let answers = [
+        ("claim", engine.claim(&next).await.err()),
+        ("renew", answer_of_one(engine.renew(&[renewal(&permits)]).await).err()),
+        ("release", engine.release(std::slice::from_ref(&permits.key)).await.err()),
+        ("amend", engine.set_note(&permits.key, &note).await.err()),
+        ("resize", engine.resize(&resize).await.err()),
+        ("evict", engine.evict(&eviction).await.err()),
+        ("inspect", engine.inspect(&query).await.err()),
+    ];
+    for (verb, error) in answers {
+        assert!(error.as_ref().is_some_and(Error::is_transient), "{verb}: {error:?}");
+    }
+    assert_eq!(contents(from, &slot), before);
+    migrate(&group, from, &slot, async || {}).await;
+    let kept = answer_of_one(engine.renew(&[renewal(&permits)]).await);
+    assert!(matches!(kept, Ok(Standing::Held { .. })), "{kept:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -163,7 +246,7 @@ async fn node_of_a_cluster_behind_a_plain_url_is_refused_with_advice() {
                 assert!(error.to_string().contains("redis+cluster"), "{error}");
                 refused += 1;
             }
-            // One of them has the slot of the store's id; names elsewhere are refused then.
+            // One of them has the slot of the store's id; the other nodes then refuse their names.
             Ok(engine) => {
                 let mut answers = Vec::new();
                 for number in 0..40 {
@@ -177,7 +260,7 @@ async fn node_of_a_cluster_behind_a_plain_url_is_refused_with_advice() {
     assert!(refused >= 2, "{refused}");
 }
 
-/// A name whose lock is kept by this node.
+/// A name whose lock this node keeps.
 fn name_at(group: &Group, node: &Server) -> String {
     let mut names = (0..).map(|number| format!("name {number}"));
     let is_there = |name: &String| place(group, &format!("lock:{name}")).0.port() == node.port();

@@ -35,7 +35,7 @@ async fn tls_is_refused_when_the_authority_or_the_name_is_wrong() {
     let server = servers::Redis::new().tls(&certificates).start().await.expect("a server");
     let url = server.url();
     let unknown = format!("{url}?ca={}", certificates.other_ca().display());
-    // Without a `ca` the system's authorities are asked, and they know nothing of this one.
+    // Without a `ca` the client asks the system's authorities, which do not know this one.
     for url in [unknown.as_str(), url] {
         let error = refused(url).await;
         assert!(error.to_string().contains("certificate"), "{error}");

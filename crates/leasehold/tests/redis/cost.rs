@@ -1,24 +1,24 @@
-//! What verbs cost the server: exchanges, commands, and keys that stay. Counted, never timed.
+//! The cost of verbs for the server: exchanges, commands, and keys that stay. Counted, never timed.
 
 use std::ops::Range;
 use std::time::Duration;
 
 use futures_util::future::join_all;
 use futures_util::stream::{self, StreamExt};
-use leasehold::claim::{Amended, Amendment, Claim, ClaimKey, Note, Standing, Token};
-use leasehold::engine::{Engine, Resize};
+use leasehold::claim::{Amended, Claim, ClaimKey, Note, Standing, Token};
+use leasehold::engine::{Amend, ClaimMany, Convert, Engine, Resize};
 use leasehold::redis::Redis;
 use leasehold::{Holder, Mode, Name};
 use leasehold_testkit::{Server, servers};
 
 use crate::support::*;
 
-/// An engine that gives a busy machine time for large answers.
+/// An engine that waits long enough for large answers on a busy machine.
 async fn patient(server: &Server) -> Redis {
     engine(format!("{}?timeout_ms=60000", server.url())).await
 }
 
-/// Every command a server ran, in scripts too.
+/// The number of commands that a server ran, in scripts too.
 fn work(server: &Server) -> u64 {
     let stats = told(server, &["INFO", "commandstats"]);
     let counts = stats.lines().filter(|line| !line.starts_with("cmdstat_info"));
@@ -70,14 +70,15 @@ async fn changing_a_claim_or_a_limit_is_one_script_call() {
         (claim("l", Mode::Exclusive), claim("p", Mode::Permits { take: 1, of: 2 }));
     held(&engine, &lock).await;
     held(&engine, &permits).await;
-    // The first time a server sees a script it is told the text.
+    // A server that does not know a script needs its text the first time.
     let round = async || {
-        let note = Amendment::note(Note::new("new").expect("a note"));
-        let modes = [Mode::Shared, Mode::Exclusive].map(Amendment::mode);
-        for amendment in modes.iter().chain([&note]) {
-            let amended = engine.amend(&lock.key, amendment).await.expect("an answer");
+        for mode in [Mode::Shared, Mode::Exclusive] {
+            let amended = engine.set_mode(&lock.key, mode).await.expect("an answer");
             assert_eq!(amended, Amended::Done);
         }
+        let note = Note::new("new").expect("a note");
+        let amended = engine.set_note(&lock.key, &note).await.expect("an answer");
+        assert_eq!(amended, Amended::Done);
         let (name, by) = (permits.key.name.clone(), Holder::fresh());
         engine.resize(&Resize { name, of: 3, by }).await.expect("an answer");
     };
@@ -109,7 +110,8 @@ async fn all_claims_of_a_client_are_renewed_and_released_in_one_exchange() {
     engine.renew(&renewals).await.expect("an answer");
     let after = (exchanges(&server), script_calls(&server));
     assert_eq!(after.1 - before.1, NAMES as u64 + 1);
-    // The server may need a few reads for one long request. Three of them are the questions here.
+    // The server may need a few reads for one long request. Three of them are this test's own
+    // questions.
     assert!(after.0 - before.0 <= 12, "{} reads", after.0 - before.0);
     // The server does not know this script yet: one call brings it along for all.
     let before = exchanges(&server);
@@ -133,7 +135,8 @@ async fn keeper_renews_everything_together() {
     let after = (exchanges(&server), script_calls(&server));
     let renewed = after.1 - before.1;
     assert!((1..=2 * NAMES as u64).contains(&renewed), "{renewed} renewals");
-    // A few more than one: leases are not all due at the same instant, and there is a tally.
+    // A few more than one: leases are not all due at the same instant, and the client sends its
+    // counts.
     assert!(after.0 - before.0 <= 20, "{} reads for {renewed} renewals", after.0 - before.0);
 }
 
@@ -156,8 +159,8 @@ async fn cluster_is_sent_all_renewals_at_once_and_redirects_none() {
     engine.renew(&renewals).await.expect("an answer");
     let read: Vec<u64> = reads().iter().zip(read).map(|(now, before)| now - before).collect();
     assert_eq!(sum() - before, NAMES as u64, "a call for each name, which is in a slot of its own");
-    // Those for one node are written together, as far as the machine lets the driver gather them.
-    // If one waited for the answer to another, each would be a read by itself.
+    // The driver writes those for one node together, as far as the machine lets it gather them. If
+    // one waited for the answer to another, each would be a read of its own.
     assert!(read.iter().all(|reads| *reads <= 34), "{read:?} reads for 100 names each");
     for server in group.servers() {
         let errors = told(server, &["INFO", "errorstats"]);
@@ -165,7 +168,7 @@ async fn cluster_is_sent_all_renewals_at_once_and_redirects_none() {
     }
 }
 
-/// Script calls for each lease that was handed on, with this many waiting at a time.
+/// Script calls for each lease that was handed on, with `waiters` waiters at a time.
 async fn calls_per_cycle(waiters: usize) -> f64 {
     const CYCLES: usize = 200;
     let server = server().await;
@@ -176,7 +179,7 @@ async fn calls_per_cycle(waiters: usize) -> f64 {
     let (ended, mut ends) = tokio::sync::mpsc::channel::<()>(total);
     for _ in 0..waiters {
         let (request, ended) = (one.claim("report").ttl(LONG), ended.clone());
-        // Each goes back to the end of the line as often as its share of the cycles.
+        // Each joins the end of the line again as often as its share of the cycles.
         let rounds = CYCLES / waiters + 1;
         tasks.spawn(async move {
             for _ in 0..rounds {
@@ -217,7 +220,7 @@ async fn lengthen(engine: &Redis, name: &str, count: usize) {
     claims.buffer_unordered(200).collect::<Vec<()>>().await;
 }
 
-/// Commands in the scripts of join, renew, try and release, with so many waiting.
+/// Commands in the scripts of join, renew, try and release, with the present waiters.
 async fn work_at(server: &Server, engine: &Redis, name: &str) -> [u64; 5] {
     let lease = claim(name, Mode::Exclusive);
     let mut counts = [0; 5];
@@ -259,6 +262,68 @@ async fn scripts_do_not_work_harder_on_a_long_line() {
     assert!(hand_off <= 40, "{hand_off} commands to hand a lock on");
 }
 
+/// How many commands a verb's script runs, without the call itself.
+async fn commands<T>(server: &Server, verb: impl Future<Output = T>) -> u64 {
+    let before = work(server);
+    verb.await;
+    work(server) - before - 1
+}
+
+/// Counts the commands of these verbs in one line:
+///
+/// - a second claim of the mode, and a claim that waits behind both;
+/// - a renewal of the first and of the second;
+/// - a try;
+/// - a release of the first, of the second and of the last.
+async fn commands_in_a_line(server: &Server, engine: &Redis, mode: Mode) -> [u64; 8] {
+    let name = format!("{mode:?}");
+    let (first, second) = (claim(&name, mode), claim(&name, mode));
+    let third = if mode == Mode::Shared { Mode::Exclusive } else { mode };
+    let third = claim(&name, third);
+    held(engine, &first).await;
+    let passer_by = Claim { join: false, ..claim(&name, mode) };
+    [
+        commands(server, engine.claim(&second)).await,
+        commands(server, engine.claim(&third)).await,
+        commands(server, engine.renew(&[renewal(&first)])).await,
+        commands(server, engine.renew(&[renewal(&second)])).await,
+        commands(server, engine.claim(&passer_by)).await,
+        commands(server, engine.release(&[first.key])).await,
+        commands(server, engine.release(&[second.key])).await,
+        commands(server, engine.release(&[third.key])).await,
+    ]
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn scripts_run_no_more_commands_than_they_need() {
+    let server = server().await;
+    let engine = patient(&server).await;
+    let permits = Mode::Permits { take: 1, of: 2 };
+    for mode in [Mode::Exclusive, Mode::Shared, permits] {
+        // Once for connections and scripts.
+        commands_in_a_line(&server, &engine, mode).await;
+    }
+    let one = claim("alone", Mode::Exclusive);
+    let claims = commands(&server, engine.claim(&one)).await;
+    let renews = commands(&server, engine.renew(&[renewal(&one)])).await;
+    let passer_by = Claim { join: false, ..claim("alone", Mode::Exclusive) };
+    let tries = commands(&server, engine.claim(&passer_by)).await;
+    let releases = commands(&server, engine.release(std::slice::from_ref(&one.key))).await;
+    let reader = claim("alone", Mode::Shared);
+    let reads = commands(&server, engine.claim(&reader)).await;
+    let leaves = commands(&server, engine.release(&[reader.key])).await;
+    // Claim, renewal, try and release of a lone lease; claim and release of a reader.
+    let alone = [claims, renews, tries, releases, reads, leaves];
+    let mut lines = Vec::new();
+    for mode in [Mode::Exclusive, Mode::Shared, permits] {
+        lines.push(commands_in_a_line(&server, &engine, mode).await);
+    }
+    assert_eq!(alone, [5, 5, 4, 3, 15, 12]);
+    assert_eq!(lines[0], [20, 12, 10, 11, 11, 12, 12, 13], "exclusive");
+    assert_eq!(lines[1], [14, 16, 11, 11, 10, 12, 17, 13], "shared");
+    assert_eq!(lines[2], [14, 14, 11, 11, 10, 17, 11, 12], "permits");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn line_of_ten_thousand_is_full_and_says_so() {
     let server = server().await;
@@ -271,8 +336,8 @@ async fn line_of_ten_thousand_is_full_and_says_so() {
     assert_eq!(page.lines[0].waiting.len(), 9_999);
 }
 
-/// Takes names that nobody used before nor uses again, and gives them back: each with a claim of
-/// its own, or many in one exchange.
+/// Takes names that are used only once, and gives them back: each with a claim of its own, or many
+/// in one exchange.
 async fn use_once(engine: Redis, names: Range<usize>, together: bool) {
     const AT_ONCE: usize = 500;
     let model = Claim { join: false, ..claim("one-off", Mode::Exclusive) };
@@ -294,8 +359,8 @@ async fn use_once(engine: Redis, names: Range<usize>, together: bool) {
     }
 }
 
-/// Most of them are claimed many in one exchange, which makes the same keys with less work. Those
-/// with a claim of their own are enough by themselves to use every counter.
+/// One exchange claims many of them, which makes the same keys with less work. The names with a
+/// claim of their own suffice to use every counter.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_million_one_off_names_leave_nothing_but_a_bounded_number_of_counters() {
     let server = server().await;

@@ -1,4 +1,4 @@
-//! Fences on Redis: exact beyond what Lua counts in, and never the same twice.
+//! Fences on Redis: exact beyond the numbers that Lua counts exactly, and never the same twice.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use leasehold_testkit::Server;
 
 use crate::support::*;
 
-/// The counters that there are.
+/// All counters of fences on a server.
 fn counters(server: &Server) -> Vec<String> {
     told(server, &["KEYS", "leasehold:fence:*"]).lines().map(str::to_owned).collect()
 }
@@ -22,7 +22,7 @@ async fn fences_above_2_to_the_53_are_exact_and_rise_by_one() {
     held(&engine, &first).await;
     engine.release(std::slice::from_ref(&first.key)).await.expect("an answer");
     let [counter] = &counters(&server)[..] else { panic!("one counter for one name") };
-    // The last has one digit more than the clock, and one more than any double tells apart.
+    // The last one has one more digit than the clock, and one more than a double can distinguish.
     for start in [(1_u64 << 53) - 1, (1 << 53) + 1, (1 << 60) + 7, i64::MAX as u64 - 20] {
         told(&server, &["SET", counter, &start.to_string()]);
         let (one, two) = (claim("report", Mode::Exclusive), claim("report", Mode::Exclusive));
@@ -35,7 +35,7 @@ async fn fences_above_2_to_the_53_are_exact_and_rise_by_one() {
         let seen: Vec<u64> = line.held.iter().chain(&line.waiting).map(|it| it.fence).collect();
         assert_eq!(seen, [start + 1, start + 2, start + 3, start + 4]);
         for (claim, fence) in [(one, 1), (two, 2), (three, 3), (other, 4)] {
-            // By a claim, by a renewal and by asking again alike.
+            // A claim, a renewal and a repeated question all give it.
             let answers = engine.renew(&[renewal(&claim)]).await.expect("an answer");
             let again = engine.claim(&claim).await.expect("an answer");
             for standing in [answers[0].as_ref().expect("an answer"), &again] {

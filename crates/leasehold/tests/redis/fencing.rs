@@ -16,7 +16,7 @@ async fn an_old_fence_neither_sets_nor_gets_and_an_equal_one_does_both() {
     let server = server().await;
     let mut db = connection(server.url()).await;
     let guard = GuardedRedis::new();
-    // Numbers that floating point would take for one another.
+    // Different numbers that are equal as floating point.
     let (older, old, new) = (9_007_199_254_740_992, 9_007_199_254_740_993, u64::MAX);
     guard.set(&mut db, "k", "one", old).await.expect("the first");
     guard.set(&mut db, "k", "two", old).await.expect("the same lease");
@@ -48,7 +48,7 @@ async fn a_script_runs_with_a_fence_that_is_not_old_and_fails_as_it_would() {
 }
 
 #[tokio::test]
-async fn what_is_no_fence_at_its_key_lets_nobody_in() {
+async fn unreadable_fence_at_its_key_lets_nobody_in() {
     let server = server().await;
     let mut db = connection(server.url()).await;
     let () = db.set(GuardedRedis::fence_key("k"), "nonsense").await.expect("an answer");
@@ -86,7 +86,7 @@ async fn among_many_connections_what_is_accepted_never_goes_back() {
 }
 
 #[tokio::test]
-async fn what_was_seen_outlives_the_server() {
+async fn greatest_fence_seen_outlives_a_restart_of_the_server() {
     let server = servers::Redis::new().append_only().start().await.expect("a server starts");
     let guard = GuardedRedis::new();
     guard.set(&mut connection(server.url()).await, "k", "nine", 9).await.expect("written");

@@ -1,5 +1,5 @@
-//! Locks of other libraries on the same keys, with the real packages: each side excludes the
-//! other, waits for it, and never takes away what the other has.
+//! Locks of other libraries on the same keys, with the real packages. Each side excludes the other,
+//! waits for it, and never takes away the other's lock.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,12 +11,12 @@ use rslock::LockManager;
 use crate::support::*;
 
 const NAME: &str = "report";
-/// Nobody's lock ends by itself in a test unless it is said to.
+/// No lock ends by itself in a test by default.
 const THEIR_LONG: Duration = Duration::from_secs(60);
-/// How long they are willing to wait.
+/// How long the other library waits.
 const WAIT: Duration = Duration::from_secs(20);
 
-/// Compares and deletes, as everybody does it.
+/// Compares and deletes, as all these libraries do.
 const DELETE: &str =
     "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0";
 
@@ -42,7 +42,7 @@ impl Other {
         Other::ByHand { server: Arc::clone(server), token: 0 }
     }
 
-    /// What stands before the name in its key.
+    /// The part of its key before the name.
     fn prefix(&self) -> String {
         match self {
             Other::Package(peer) => peer.key(""),
@@ -80,7 +80,7 @@ impl Other {
         false
     }
 
-    /// Gives it back; whether it was still theirs.
+    /// Gives it back; whether the other library still had it.
     async fn release(&mut self) -> bool {
         match self {
             Other::Package(peer) => peer.release(NAME).await.expect("an answer"),
@@ -124,7 +124,7 @@ impl Table {
             assert!(!self.theirs.try_lock(THEIR_LONG).await, "{mode:?}");
             assert_eq!(self.value(), token);
             lease.release().await.expect("an answer");
-            // Some look again only when their own ttl has passed.
+            // Some check again only when their own ttl has passed.
             let theirs = &mut self.theirs;
             let waiting = async { theirs.lock(Duration::from_secs(2)).await };
             assert!(soon("their turn", waiting).await, "{mode:?}");
@@ -183,7 +183,7 @@ impl Table {
         })
         .await;
         let value = self.value();
-        // Ours has ended for its holder; what a late release finds is somebody else's.
+        // The lease has ended for its holder; a late release finds a lock of another library.
         let released = self.ours.release(&lease.handle()).await.expect("an answer");
         assert!(matches!(released, Released::TakenBy(_)), "{released:?}");
         assert_eq!(self.value(), value, "ours deleted theirs");

@@ -1,10 +1,10 @@
-//! Keys: what is somebody else's, what is ours, and what is left behind.
+//! Keys: those of others, leasehold's own, and those that stay.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
 
 use leasehold::claim::{Claim, Released};
-use leasehold::engine::{Engine, Query};
+use leasehold::engine::{Admin, Engine, Query};
 use leasehold::error::Invalid;
 use leasehold::{Error, Mode};
 use leasehold_testkit::{Server, servers};

@@ -1,9 +1,9 @@
-//! What verbs read of a long line: the same commands as on a short one, and of as few elements.
+//! The reads of verbs in a long line: the same commands as in a short one, with as few elements.
 //!
-//! A server's monitor shows every command that a script runs, with its arguments. Each is counted
-//! with the elements that it may answer or remove: what is asked for by rank or score with an end
-//! counts as far as that, and what has no end does not pass at all. Beyond that a command on a
-//! sorted set costs O(log n), which no count shows.
+//! A server's monitor shows every command of a script, with its arguments. The test counts each
+//! command with the elements that it may answer or remove. A command by rank or score with an end
+//! counts up to that end, and one without an end never passes. Beyond that a command on a sorted
+//! set costs O(log n), which no count shows.
 
 use futures_util::stream::{self, StreamExt};
 use leasehold::Mode;
@@ -15,13 +15,13 @@ use leasehold_testkit::Server;
 use crate::redlock::{memory_only, url};
 use crate::support::*;
 
-/// What scripts ran, by a monitor's lines, as commands with their elements.
+/// The commands of scripts in a monitor's lines, with their elements.
 fn weigh(lines: &[String]) -> Vec<(String, usize)> {
     let scripts = lines.iter().filter_map(|line| line.split_once(" lua] "));
     scripts.map(|(_, command)| weighed(command)).collect()
 }
 
-/// A command of a monitor's line, and how many elements it is about at most.
+/// The command in a monitor's line, and the most elements that it is about.
 fn weighed(line: &str) -> (String, usize) {
     let words: Vec<&str> = line.split("\" \"").map(|word| word.trim_matches('"')).collect();
     let command = words[0].to_ascii_uppercase();
@@ -45,15 +45,15 @@ fn weighed(line: &str) -> (String, usize) {
     (command, elements)
 }
 
-/// A server whose scripts are watched.
+/// A server whose scripts the test watches.
 struct Watched<'a> {
     server: &'a Server,
     monitor: Monitor,
-    /// Scripts that [`verbs`] call, with those that are called behind an answer.
+    /// Scripts that [`verbs`] call, including those that run after an answer.
     scripts: usize,
 }
 
-/// What the verbs of one claim read on a line: join, heartbeat, ask, try, leave.
+/// The reads of one claim's verbs in a line: join, heartbeat, ask, try, leave.
 async fn verbs(engine: &impl Engine, seen: &mut Watched<'_>) -> Vec<(String, usize)> {
     let waiting = claim("report", Mode::Exclusive);
     seen.monitor.read(seen.server);
@@ -70,7 +70,7 @@ async fn verbs(engine: &impl Engine, seen: &mut Watched<'_>) -> Vec<(String, usi
     seen
 }
 
-/// Puts so many more waiting claims into the line.
+/// Puts `count` more waiting claims into the line.
 async fn lengthen(engine: &impl Engine, count: usize) {
     let joins = stream::iter(0..count).map(|_| async {
         queued(engine, &claim("report", Mode::Exclusive)).await;
@@ -78,7 +78,7 @@ async fn lengthen(engine: &impl Engine, count: usize) {
     joins.buffer_unordered(100).collect::<Vec<()>>().await;
 }
 
-/// What verbs read at lines of 10, 1,000 and nearly 10,000.
+/// The reads of verbs in lines of 10, 1,000 and nearly 10,000.
 async fn at_three_lengths(
     engine: &impl Engine,
     server: &Server,
@@ -115,11 +115,11 @@ async fn scripts_read_as_little_of_a_line_of_ten_thousand_as_of_ten() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn scripts_of_a_node_read_as_little_of_a_line_of_ten_thousand_as_of_ten() {
-    // One node is a quorum of one: what is counted is what one node does.
+    // One node is a quorum of one: the counts are those of a single node.
     let group = memory_only(1).await;
     let url = url(&group, "ttl_max_ms=600000&node_timeout_ms=60000");
     let engine = soon("a store", open_redlock(&url)).await.expect("the store opens");
-    // One who tried and was refused leaves the node behind the answer.
+    // A refused try leaves the node after the answer.
     let [short, longer, longest] = at_three_lengths(&engine, &group.servers()[0], 6).await;
     assert_eq!(short, longer);
     assert_eq!(short, longest);

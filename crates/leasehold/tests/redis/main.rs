@@ -1,10 +1,13 @@
-//! The Redis engine on real servers: faults, bad input, rights, limits and other people's clients.
+//! The Redis engine on real servers: faults, bad input, rights, limits and clients of other
+//! libraries.
 //!
-//! What every engine must do is in the conformance suite, and runs on Redis there; here is what
-//! only Redis can suffer. A test of a row of the catalogue of faults has the row's id in its name.
+//! The conformance suite, which also runs on Redis, tests what every engine must do. These tests
+//! are about faults of Redis alone. A test of a row of docs/faults.txt has the row's number in its
+//! name.
 
 mod support;
 
+mod broken_line;
 mod clock;
 mod cluster;
 mod connection;
@@ -19,6 +22,7 @@ mod memory;
 mod network;
 mod redlock;
 mod redlock_access;
+mod redlock_broken;
 mod redlock_crash;
 mod redlock_fences;
 mod redlock_leaving;

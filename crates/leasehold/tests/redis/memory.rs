@@ -1,4 +1,4 @@
-//! A server at its memory limit: who holds goes on and gives back, who asks is refused.
+//! A server at its memory limit: holders renew and release, and new claims are refused.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use leasehold_testkit::Server;
 
 use crate::support::*;
 
-/// Leaves the server no memory for anything new.
+/// Leaves the server no memory for new data.
 fn starve(server: &Server) {
     told(server, &["CONFIG", "SET", "maxmemory", "1"]);
 }
@@ -50,7 +50,7 @@ async fn renewing_and_releasing_work_without_memory() {
     for released in engine.release(&gone).await.expect("releasing needs no memory") {
         assert_eq!(released, Released::Released);
     }
-    // Whoever waited holds now, although the server could not store a byte more.
+    // The waiters hold now, although the server could not store a byte more.
     for claim in [&next, &third, &readers[1], &takers[1]] {
         assert!(is_held(&engine, claim).await, "{claim:?}");
     }
@@ -91,6 +91,35 @@ async fn lease_and_waiter_live_through_a_time_without_memory() {
     until_renewed(&next).await;
     next.release().await.expect("releasing needs no memory");
     assert_eq!(told(&server, &["KEYS", "*report*"]), "");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn held_name_is_granted_to_nobody_else_when_the_memory_is_full_of_other_keys() {
+    let server = server().await;
+    for policy in ["volatile-ttl", "allkeys-lru", "noeviction"] {
+        told(&server, &["CONFIG", "SET", "maxmemory-policy", policy]);
+        let Ok(one) = leasehold::connect(server.url()).await else { continue };
+        let other = plain_client(server.url()).await;
+        let lease = one.mutex("invoice").lock().await.expect("free");
+        let used = told(&server, &["INFO", "memory"]);
+        let used = used.lines().find_map(|line| line.trim().strip_prefix("used_memory:"));
+        let used: u64 = used.expect("it says so").parse().expect("a number");
+        let limit = (used + 200_000).to_string();
+        told(&server, &["CONFIG", "SET", "maxmemory", &limit]);
+        // Keys that live longer than the lease: with `volatile-ttl` the server evicts the lease
+        // first.
+        let value = "x".repeat(20_000);
+        for number in 0..40 {
+            // A server that evicts nothing refuses the keys that do not fit.
+            drop(server.redis(&["SET", &format!("other:{number}"), &value, "EX", "3600"]));
+        }
+        let next = other.mutex("invoice").try_lock().await;
+        assert!(!matches!(next, Ok(Some(_))), "{policy}: two hold");
+        assert_eq!(told(&server, &["EXISTS", "lock:invoice"]), "1", "{policy}");
+        lease.release().await.expect("releasing needs no memory");
+        feed(&server);
+        told(&server, &["FLUSHALL"]);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -14,10 +14,10 @@ use tokio::task::JoinSet;
 
 use crate::support::*;
 
-/// A ttl that is renewed in time on a busy machine too.
+/// A ttl that a client on a busy machine also renews in time.
 pub(crate) const TTL: Duration = Duration::from_secs(6);
 
-/// How long a node on probation waits, where a test waits for it.
+/// How long a node on probation waits, in tests that wait for it.
 const SHORT_MS: u64 = 2_000;
 
 pub(crate) async fn memory_only(count: usize) -> Group {
@@ -34,7 +34,7 @@ pub(crate) fn url(group: &Group, options: &str) -> String {
     format!("redlock://{}?{options}", hosts.join(","))
 }
 
-/// With ttls as long as the other tests have them.
+/// With ttls as long as those of the other tests.
 pub(crate) fn long_url(group: &Group) -> String {
     url(group, "ttl_max_ms=600000")
 }
@@ -43,15 +43,15 @@ async fn client_of(group: &Group) -> Client {
     client(long_url(group)).await
 }
 
-/// What `doctor` says about the vote of each node: whether it has one.
+/// The findings of `doctor` about the vote of each node: whether it has one.
 pub(crate) async fn votes(client: &Client) -> Vec<bool> {
     let findings = client.examine().await.expect("an answer");
     let votes = findings.iter().filter(|finding| finding.subject == "vote");
     votes.map(|finding: &Finding| finding.level == Level::Good).collect()
 }
 
-/// Waits until all nodes but one vote. The first question to a node that restarted finds a
-/// connection that broke with it, so one look may not be enough.
+/// Waits until all nodes but one vote. The first question to a restarted node may find a connection
+/// that broke at the restart, so one look may not suffice.
 #[track_caller]
 fn until_one_does_not_vote(client: &Client) -> impl Future<Output = ()> + '_ {
     until("a node on probation", async || {
@@ -60,8 +60,8 @@ fn until_one_does_not_vote(client: &Client) -> impl Future<Output = ()> + '_ {
     })
 }
 
-/// Many claims on one name at once, each given back as soon as it is granted. All get it, one at
-/// a time, with fences that rise.
+/// Many claims on one name at once, each given back as soon as it is granted. Checks that all are
+/// granted, one at a time, with fences that rise.
 async fn contest(group: &Group, contenders: usize) {
     let last = Arc::new(AtomicU64::new(0));
     let mut tasks = JoinSet::new();
@@ -87,8 +87,8 @@ async fn contest(group: &Group, contenders: usize) {
     }
 }
 
-/// A lease on `report` whose claim counts at every node. A node that was asked late may have a
-/// vote above the fence, and is no help when another loses the claim.
+/// A lease on `report` whose claim counts at every node. A node that was asked late may have a vote
+/// above the fence. Such a node is no help when another one loses the claim.
 pub(crate) async fn counted_everywhere(group: &Group, client: &Client) -> Lease {
     counted_at(group.servers(), client).await
 }
@@ -109,15 +109,15 @@ pub(crate) async fn counted_at(nodes: &[Server], client: &Client) -> Lease {
     }
 }
 
-/// The keys of lines that a server has, locks among them.
+/// The keys of lines on a server, including locks.
 fn leftovers(server: &Server) -> Vec<String> {
     let keys = told(server, &["KEYS", "*"]);
     let kept = |key: &&str| !key.contains(":fence:") && !key.contains(":marker:");
     keys.lines().filter(kept).map(str::to_owned).collect()
 }
 
-/// Waits until a release is carried out at all of these nodes: its caller is answered as soon as
-/// a majority has done so.
+/// Waits until all of these nodes have carried out a release: its caller gets the answer after a
+/// majority.
 pub(crate) async fn until_released(servers: &[Server]) {
     let released = async || servers.iter().all(|server| leftovers(server).is_empty());
     until("the release at every node", released).await;
@@ -126,7 +126,7 @@ pub(crate) async fn until_released(servers: &[Server]) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f55_minority_that_is_dead_or_silent_holds_up_nobody() {
     let group = memory_only(5).await;
-    // If anybody waited for the node that is silent, it would take longer than the test may.
+    // If a client waited for the silent node, it would take longer than the test may.
     let url = url(&group, "ttl_max_ms=600000&node_timeout_ms=60000");
     let (one, two) = (early_client(&url).await, client(&url).await);
     let lease = counted_everywhere(&group, &one).await;
@@ -175,7 +175,7 @@ async fn f56_majority_that_is_down_grants_nothing_and_each_node_is_named() {
 async fn f56_node_that_nobody_waits_for_is_not_called_silent() {
     let group = memory_only(3).await;
     let two = plain_client(&url(&group, "ttl_max_ms=600000&node_timeout_ms=60000")).await;
-    // The one that stops could answer for another minute; two that are down decide before that.
+    // The stopped node could answer for another minute; two that are down decide before that.
     group.servers()[2].stop_process().expect("it stops");
     for server in &group.servers()[..2] {
         server.kill().expect("it is killed");
@@ -201,7 +201,7 @@ async fn f57_node_that_restarts_empty_takes_no_part_and_is_repaired() {
     assert!(two.mutex("report").try_lock().await.expect("an answer").is_none());
     until("the repair", async || !told(node, &["GET", "lock:report"]).is_empty()).await;
     assert_eq!(lease.state(), LeaseState::Held);
-    // The others make a majority; this one must not vote before the longest ttl has passed.
+    // The others make a majority; this node must not vote before the longest ttl has passed.
     let other = two.mutex("other").ttl(TTL).lock().await.expect("free");
     assert_eq!(told(node, &["EXISTS", "lock:other"]), "0");
     until_one_does_not_vote(&two).await;
@@ -223,7 +223,7 @@ async fn f58_two_of_three_that_restart_empty_grant_nothing_before_the_longest_tt
         server.restart().await.expect("it restarts");
     }
     let begun = std::time::Instant::now();
-    // The first question to each finds a connection that broke with the server.
+    // The first question to each finds a connection that broke at the restart.
     until("two on probation", async || {
         let refused = two.mutex("report").ttl(ttl).try_lock().await.expect_err("no majority");
         let Error::NoMajority { causes, .. } = &refused else { panic!("{refused:?}") };
@@ -255,7 +255,7 @@ async fn f50_node_that_restarted_empty_votes_again_after_the_longest_ttl() {
     group.servers()[2].restart().await.expect("it restarts");
     client.mutex("report").ttl(ttl).lock().await.expect("free").release().await.expect("known");
     until("all to vote", async || votes(&client).await == [true; 3]).await;
-    // It caught up with the others, so it makes a majority with either of them.
+    // It caught up with the others, so it makes a majority with each of them.
     let fence = client.mutex("report").ttl(ttl).lock().await.expect("free").fence();
     group.servers()[0].kill().expect("it is killed");
     until("the name to be free", async || {
@@ -357,7 +357,7 @@ async fn f65_node_that_was_flushed_is_on_probation() {
     assert_eq!(lease.state(), LeaseState::Held);
 }
 
-/// Takes the name again and again while nodes are killed one after the other; returns the fences.
+/// Takes the name again and again while nodes are killed in turns; returns the fences.
 async fn fences_under_fire(group: &Group, ttl: Duration, options: &str) -> Vec<u64> {
     let url = url(group, options);
     let mut clients = Vec::new();
@@ -380,12 +380,13 @@ async fn fences_under_fire(group: &Group, ttl: Duration, options: &str) -> Vec<u
             })
             .await;
             fences.push(lease.fence());
-            // What was lost with a node may be found out here; then nobody else had it before.
+            // The client may learn here that a node lost the claim; then no other client had it
+            // before.
             lease.release().await.expect("an answer");
         }
         server.launch().expect("it starts");
         server.wait_ready().await.expect("it is ready");
-        // With two that do not vote nothing would be granted.
+        // With two nodes without a vote no claim would be granted.
         until("all to vote", async || {
             votes(&clients[0]).await == vec![true; group.servers().len()]
         })
@@ -485,7 +486,7 @@ async fn clients_that_disagree_about_the_set_are_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_quorum_cannot_do_is_refused_by_name_and_leaders_are_still_observed() {
+async fn quorum_refuses_by_name_the_calls_it_cannot_do_and_still_shows_leaders() {
     use futures_util::StreamExt as _;
     let group = memory_only(3).await;
     let (one, two) = (client_of(&group).await, client_of(&group).await);

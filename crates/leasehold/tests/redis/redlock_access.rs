@@ -1,4 +1,4 @@
-//! Ways to the nodes of a quorum: TLS, passwords, and the rights that the engine's page prints.
+//! Ways to the nodes of a quorum: TLS, passwords, and the rights on the engine's page.
 
 use std::time::Duration;
 
@@ -46,7 +46,7 @@ async fn tls_to_every_node_works_and_is_checked() {
     let ca = |file: std::path::PathBuf| format!("ca={}", file.display());
     works(&url("redlocks", "", &group, &ca(certificates.ca()))).await;
     let unknown = ca(certificates.other_ca());
-    // Without a `ca` the system's authorities are asked, and they know nothing of this one.
+    // Without a `ca` the client asks the system's authorities, which do not know this one.
     for options in [unknown.as_str(), ""] {
         let error = refused(&url("redlocks", "", &group, options)).await;
         assert!(error.to_string().contains("certificate"), "{error}");
@@ -99,7 +99,7 @@ async fn f145_a_wrong_password_at_one_node_is_refused_and_in_no_text() {
     assert!(!text.contains(PASSWORD), "{text}");
 }
 
-/// The rules of the page, from the word behind the password on.
+/// The rules on the page, from the word after the password.
 fn rules() -> Vec<String> {
     let command = PAGE.split("```").find(|block| block.contains("ACL SETUSER")).expect("a command");
     let words = command.split_whitespace().filter(|word| *word != "\\");
@@ -114,7 +114,7 @@ fn give(server: &Server, rules: &[String]) {
     told(server, &command);
 }
 
-/// Everything a client of a quorum can do, the rare things among it.
+/// All calls of a quorum's client, including the rare ones.
 async fn round(group: &Group, one: &Client, two: &Client) {
     let [first, second, third] = group.servers() else { panic!("three nodes") };
     let lease = one.mutex("report").ttl(TTL_MAX).lock().await.expect("free");
@@ -128,20 +128,20 @@ async fn round(group: &Group, one: &Client, two: &Client) {
     assert_eq!(one.inspect(&Query::all()).await.expect("an answer").lines.len(), 1);
     lease.release().await.expect("an answer");
     waiter.granted().await.release().await.expect("an answer");
-    // A node that lost the claim is given it back by the next renewal.
+    // The next renewal gives the claim back to a node that lost it.
     let lease = counted_everywhere(group, one).await;
     let repaired = async || !told(first, &["GET", "lock:report"]).is_empty();
     told(first, &["DEL", "lock:report"]);
     until("the repair", repaired).await;
     one.force_release("report", "a test").await.expect("an answer");
     drop(lease);
-    // Somebody else's key is waited for.
+    // The client waits for a key of another library.
     for server in [second, third] {
         told(server, &["SET", "lock:foreign", "theirs", "PX", "300"]);
     }
     let lease = one.mutex("foreign").ttl(TTL_MAX).lock().await.expect("a grant");
     lease.release().await.expect("an answer");
-    // Counters ahead of the clock, so that the way is taken that is for clocks which fell back.
+    // Counters ahead of the clock, so that the path for clocks that fell back runs.
     for server in group.servers() {
         for counter in told(server, &["KEYS", "leasehold:*fence*"]).lines() {
             told(server, &["SET", counter, "9007199254740993000"]);
@@ -151,7 +151,7 @@ async fn round(group: &Group, one: &Client, two: &Client) {
         let lease = one.mutex(name).ttl(TTL_MAX).lock().await.expect("free");
         lease.release().await.expect("an answer");
     }
-    // A node that forgot everything catches up.
+    // A node that lost all data catches up.
     told(third, &["FLUSHALL"]);
     one.mutex("other").ttl(TTL_MAX).lock().await.expect("free").release().await.expect("known");
     until("all to vote", async || votes(one).await == [true; 3]).await;

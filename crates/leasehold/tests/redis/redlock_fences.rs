@@ -1,4 +1,5 @@
-//! Fences of a quorum that its nodes' clocks cannot explain: counters ahead of them, above 2^53.
+//! Fences of a quorum that its nodes' clocks cannot explain: counters ahead of the clocks, above
+//! 2^53.
 
 use std::time::Duration;
 
@@ -7,7 +8,7 @@ use leasehold_testkit::Server;
 use crate::redlock::{memory_only, until_released, url, votes};
 use crate::support::*;
 
-/// The first number that a float would round, and far ahead of every clock.
+/// The first number that a float would round, far ahead of every clock.
 const ODD: u64 = (1 << 53) + 1;
 
 /// The counter of the one name that a node has given a vote for.
@@ -41,8 +42,8 @@ async fn f50_node_that_restarted_empty_copies_counters_ahead_of_the_clock_exactl
     }
     let last = fence().await;
     assert_eq!(last, ODD + 1, "the next number, to the last digit");
-    // As if the second had been out of reach for a while: only the first and the third know of
-    // the last fence, and the third forgets.
+    // As if the second node had been out of reach for a while. Only the first and the third know
+    // the last fence, and the third forgets it.
     let last = last + 1_000;
     set(first, &key, last);
     third.restart().await.expect("it restarts");

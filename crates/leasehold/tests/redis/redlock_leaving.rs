@@ -1,4 +1,4 @@
-//! Claims that leave a node which does not hear it, for longer than anybody waits for an answer.
+//! Claims that leave a node that does not hear it, for longer than a client waits for an answer.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use crate::redlock::until_released;
 use crate::redlock_network::{Fronts, NODE_TIMEOUT, claims};
 use crate::support::*;
 
-/// The nodes' way of the clients here, with a time limit that tests can wait for.
+/// The url of the nodes for these clients, with a time limit that tests can wait for.
 fn limited(fronts: &Fronts) -> String {
     fronts.url(&format!("node_timeout_ms={}", NODE_TIMEOUT.as_millis()))
 }
@@ -19,7 +19,7 @@ async fn outlast_every_answer() {
     tokio::time::sleep(3 * NODE_TIMEOUT).await;
 }
 
-/// Takes a lock and gives it back while a node is silent: what was sent to it lies on the way.
+/// Takes a lock and gives it back while a node is silent: the requests to that node stay in flight.
 async fn lock_and_release_unheard(client: &Client, silent: &Proxy) {
     silent.block(Direction::Both);
     let lease = soon("a grant", client.mutex("report").ttl(LONG).lock()).await.expect("free");
@@ -29,7 +29,7 @@ async fn lock_and_release_unheard(client: &Client, silent: &Proxy) {
     outlast_every_answer().await;
 }
 
-/// How many wait at a node.
+/// The number of waiting claims at a node.
 fn waiting_at(node: &Server) -> String {
     told(node, &["ZCARD", "leasehold:quorum:order:lock:report"])
 }
@@ -60,7 +60,7 @@ async fn f55_release_reaches_a_node_that_was_dead_and_kept_the_claim() {
     node.launch().expect("it starts");
     node.wait_ready().await.expect("it is ready");
     until("the release", async || told(node, &["EXISTS", "lock:report"]) == "0").await;
-    // The ttl has not done it: it is longer than all this may take.
+    // The ttl did not remove it: it is longer than all this may take.
     assert_eq!(calls(node, "del"), 1);
 }
 
@@ -77,7 +77,7 @@ async fn f55_claim_without_a_majority_leaves_nodes_that_were_silent_for_long() {
     let asked = soon("an answer", client.mutex("report").ttl(LONG).lock()).await;
     assert!(matches!(&asked, Err(Error::NoMajority { .. })), "{asked:?}");
     outlast_every_answer().await;
-    // What a majority did not answer the keeper repeats as well.
+    // The keeper also repeats a release that a majority did not answer.
     let claimed: Vec<u64> = silent.iter().map(claims).collect();
     fronts.pass().await;
     for (node, claimed) in silent.iter().zip(claimed) {
@@ -106,7 +106,7 @@ async fn f55_wait_that_was_cancelled_leaves_a_node_that_was_silent_for_long() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f55_late_release_leaves_whoever_came_since_alone() {
+async fn f55_late_release_leaves_the_later_claims_alone() {
     let fronts = Fronts::start().await;
     let (client, other) = (client(limited(&fronts)).await, fronts.bystander().await);
     warm_up(&client).await;
@@ -118,7 +118,7 @@ async fn f55_late_release_leaves_whoever_came_since_alone() {
     until("the last node", async || !token().is_empty()).await;
     let (holding, claimed) = (token(), claims(node));
     silent.pass().await.expect("the proxy passes");
-    // The claim of before comes into line behind it, and leaves.
+    // The earlier claim comes into line behind it, and leaves.
     until("the claim", async || claims(node) > claimed).await;
     until("the farewell", async || waiting_at(node) == "0").await;
     assert_eq!(token(), holding);
@@ -136,14 +136,14 @@ async fn f55_nothing_is_said_to_a_silent_node_once_its_client_is_gone() {
         let client = client(limited(&fronts)).await;
         warm_up(&client).await;
         lock_and_release_unheard(&client, silent).await;
-        // What is not answered is said again on another connection.
+        // The client repeats unanswered requests on another connection.
         let before = opened();
         until("another try", async || opened() > before).await;
         if closes {
             client.close().await.expect("closed");
         }
         drop(client);
-        // One that was under way at that moment ends.
+        // A try that was in flight at that moment ends.
         outlast_every_answer().await;
         let before = opened();
         // Longer than the longest pause between two tries.

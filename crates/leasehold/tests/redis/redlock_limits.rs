@@ -1,5 +1,5 @@
-//! Nodes of a quorum, and servers of a Cluster, that have no memory left; and what names that are
-//! used once leave there.
+//! Nodes of a quorum, and servers of a Cluster, without free memory; and the keys that one-off
+//! names leave there.
 
 use std::time::Duration;
 
@@ -21,8 +21,8 @@ fn limit(nodes: &[Server], bytes: &str) {
     }
 }
 
-/// A lease and a waiter live through a time in which no server can store anything new, and claims
-/// are refused meanwhile.
+/// A lease and a waiter outlive a time in which no server can store new data, and servers refuse
+/// new claims meanwhile.
 async fn starve(nodes: &[Server], url: &str) {
     let (one, two) = (early_client(url).await, client(url).await);
     let plain = plain_client(url).await;
@@ -63,7 +63,7 @@ async fn lease_and_waiter_live_in_a_cluster_without_memory() {
     starve(group.servers(), group.url()).await;
 }
 
-/// Takes names that nobody used before nor uses again, and gives them back.
+/// Takes names that are used only once, and gives them back.
 async fn use_once(engine: &impl Engine, names: usize) {
     const AT_ONCE: usize = 200;
     let model = Claim { join: false, ..claim("one-off", Mode::Exclusive) };
@@ -79,7 +79,7 @@ async fn use_once(engine: &impl Engine, names: usize) {
     }
 }
 
-/// The keys of a server that are no counters, sorted.
+/// The keys of a server that are not counters, sorted.
 fn others(server: &Server) -> Vec<String> {
     let keys = told(server, &["KEYS", "*"]);
     let other = |key: &&str| !key.contains(":fence");
@@ -114,4 +114,13 @@ async fn one_off_names_leave_at_most_a_counter_for_each_slot_of_a_cluster() {
     let keys: u64 = group.servers().iter().map(key_count).sum();
     let counters = keys - before.len() as u64;
     assert!((10_000..=16_384).contains(&counters), "{counters} counters of 20,000 names");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn hold_above_the_longest_ttl_is_refused_with_the_name_of_its_setting() {
+    let group = memory_only(3).await;
+    let client = client(url(&group, "ttl_max_ms=5000")).await;
+    let held = client.mutex("report").hold_at_least(Duration::from_secs(3_600)).try_lock().await;
+    let refused = held.expect_err("the nodes keep nothing for that long").to_string();
+    assert!(refused.contains("raise `ttl_max_ms` in the store's url"), "{refused}");
 }

@@ -1,4 +1,4 @@
-//! What administrators and circumstances do to nodes of a quorum that run.
+//! Administrators and accidents that disturb running nodes of a quorum.
 
 use std::fs;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::redlock::{TTL, counted_everywhere, long_url, memory_only, url};
 use crate::support::*;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f62_node_that_may_evict_any_key_is_refused_unless_told_otherwise() {
+async fn f62_node_that_may_evict_any_key_is_refused_by_default() {
     let group = memory_only(3).await;
     let early = client(long_url(&group)).await;
     let node = &group.servers()[1];
@@ -23,7 +23,7 @@ async fn f62_node_that_may_evict_any_key_is_refused_unless_told_otherwise() {
     assert!(text.contains("allkeys-lru") && text.contains("allow_eviction=yes"), "{text}");
     let allowed = client(format!("{}&allow_eviction=yes", long_url(&group))).await;
     warm_up(&allowed).await;
-    // Who was connected before is told by doctor.
+    // `doctor` reports it to clients that connected before.
     for client in [&early, &allowed] {
         let findings = client.examine().await.expect("an answer");
         let evicts = |address: String| {
@@ -83,8 +83,8 @@ async fn f64_majority_that_stops_writing_refuses_and_the_lease_is_lost_in_time()
     assert!(error.is_transient() && error.to_string().contains("MISCONF"), "{error}");
     let refused = |(_, cause): &&(String, Cause)| matches!(cause, Cause::Unreachable { .. });
     assert_eq!(causes.iter().filter(refused).count(), 2, "{error}");
-    // Whether the third came first or is not waited for once the two have refused, is chance; it
-    // is never called silent.
+    // The third may answer first, or the client may not wait for it after two refusals. The error
+    // never calls it silent.
     let third = group.servers()[2].address().to_string();
     let well = |(node, cause): &(String, Cause)| {
         *node == third && matches!(cause, Cause::Granted | Cause::NotAwaited)
@@ -93,7 +93,7 @@ async fn f64_majority_that_stops_writing_refuses_and_the_lease_is_lost_in_time()
     until("an uncertain lease", async || lease.state() != LeaseState::Held).await;
     let cause = soon("the loss", lease.lost()).await;
     assert!(matches!(cause, LostCause::Expired | LostCause::Unreachable), "{cause:?}");
-    // Reading goes on, and the nodes free the lock by themselves.
+    // Reads still work, and the nodes free the lock by themselves.
     until_free(&two, "report").await;
     for server in stopped {
         go_on_writing(server).await;
@@ -107,7 +107,7 @@ async fn f66_one_node_that_stalls_holds_up_nobody() {
     let group = memory_only(3).await;
     let (one, two) = (early_client(long_url(&group)).await, client(long_url(&group)).await);
     let lease = counted_everywhere(&group, &one).await;
-    // Beyond the test: whoever waits for this node waits too long.
+    // Longer than the test: a client that waits for this node waits too long.
     told(&group.servers()[0], &["CLIENT", "PAUSE", "120000", "ALL"]);
     until_renewed(&lease).await;
     assert_eq!(lease.state(), LeaseState::Held);
@@ -128,7 +128,7 @@ async fn f66_majority_that_stalls_for_longer_than_the_ttl_loses_the_lease_by_the
     for server in &group.servers()[..2] {
         told(server, &["CLIENT", "PAUSE", "2500", "ALL"]);
     }
-    // Which of the two depends on whether the first renewal had failed by then.
+    // The cause depends on whether the first renewal had failed by then.
     let cause = soon("the loss", lease.lost()).await;
     assert!(matches!(cause, LostCause::Expired | LostCause::Unreachable), "{cause:?}");
     let next = soon("a grant", async {
@@ -149,7 +149,7 @@ async fn f66_majority_that_stalls_for_less_than_the_ttl_keeps_the_lease() {
     let group = memory_only(3).await;
     let one = early_client(long_url(&group)).await;
     let lease = counted_everywhere(&group, &one).await;
-    // Longer than a node may take for its answer.
+    // Longer than the time limit for a node's answer.
     for server in &group.servers()[1..] {
         told(server, &["CLIENT", "PAUSE", "2500", "ALL"]);
     }
@@ -158,7 +158,8 @@ async fn f66_majority_that_stalls_for_less_than_the_ttl_keeps_the_lease() {
     assert_eq!(lease.state(), LeaseState::Held);
 }
 
-/// Makes a server a replica of nobody who answers: it keeps what it has, and takes no writes.
+/// Makes a server a replica of an address that does not answer: it keeps its data, and takes no
+/// writes.
 fn make_replica(server: &Server) {
     told(server, &["REPLICAOF", "127.0.0.1", "1"]);
 }

@@ -1,4 +1,4 @@
-//! Waiting for a majority of nodes: bells that do not arrive, and how many are woken.
+//! Waiting for a majority of nodes: bells that do not arrive, and how many claims wake.
 
 use leasehold::layer::chaos::{Chaos, Trouble, Verb};
 use leasehold::redis::open_redlock;
@@ -8,7 +8,7 @@ use leasehold_testkit::servers::{self, Group};
 use crate::redlock::{long_url, memory_only};
 use crate::support::*;
 
-/// Three nodes with a user who may be forbidden to hear anything.
+/// Three nodes with a user whose right to hear messages can be taken away.
 async fn deafening() -> (Group, String) {
     let options = servers::Redis::new().user("deaf", "hush", "~* &leasehold:* +@all");
     let group = options.start_many(3).await.expect("servers start");
@@ -22,7 +22,15 @@ fn mailboxes(group: &Group) -> usize {
     group.servers().iter().map(count).sum()
 }
 
-/// Ends the mailboxes of the user, and lets none be opened again.
+/// The number of mailboxes once the only client has one at each node. Its first lease needs a
+/// majority of them, so the last may open later.
+async fn opened_mailboxes(group: &Group) -> usize {
+    let nodes = group.servers().len();
+    until("a mailbox at each node", async || mailboxes(group) == nodes).await;
+    nodes
+}
+
+/// Ends the mailboxes of the user, and forbids it to open new ones.
 fn deafen(group: &Group) {
     for server in group.servers() {
         told(server, &["ACL", "SETUSER", "deaf", "resetchannels"]);
@@ -40,7 +48,7 @@ async fn f110_waiter_that_hears_no_node_is_granted_by_its_heartbeat() {
     let (group, url) = deafening().await;
     let (holder, deaf) = (client(long_url(&group)).await, client(url).await);
     let lease = holder.mutex("report").ttl(LONG).lock().await.expect("free");
-    let own = mailboxes(&group);
+    let own = opened_mailboxes(&group).await;
     let waiter = Waiter::queue(&holder, &deaf, "report", 0).await;
     until("mailboxes at all nodes", async || mailboxes(&group) == own + 3).await;
     deafen(&group);
@@ -53,13 +61,13 @@ async fn f110_waiter_that_hears_no_node_is_granted_by_its_heartbeat() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f111_mailboxes_that_come_back_let_whoever_waits_ask_every_node() {
+async fn f111_waiter_asks_every_node_when_its_mailboxes_come_back() {
     let (group, url) = deafening().await;
     let holder = client(long_url(&group)).await;
     let (chaos, engine) = (Chaos::default(), open_redlock(&url).await.expect("the store opens"));
     let waiting = Client::builder().engine(chaos.trouble(engine)).expect("a client");
     let lease = holder.mutex("report").ttl(LONG).lock().await.expect("free");
-    let own = mailboxes(&group);
+    let own = opened_mailboxes(&group).await;
     // Without heartbeats nothing but a mailbox can bring the waiter back before the ttl.
     chaos.next(Verb::Renew, Trouble::Refuse, u32::MAX);
     let waiter = Waiter::queue(&holder, &waiting, "report", 0).await;
@@ -82,7 +90,7 @@ async fn f111_mailboxes_cut_at_the_release_lose_nobody() {
     for round in 0..10 {
         let lease = holder.mutex("report").ttl(LONG).lock().await.expect("free");
         let waiter = Waiter::queue(&holder, &waiting, "report", 0).await;
-        // Before the release and beside it, in turns.
+        // Before the release and beside it, alternately.
         if round % 2 == 0 {
             cut();
         }
@@ -99,7 +107,7 @@ async fn f111_mailboxes_cut_at_the_release_lose_nobody() {
 async fn f116_one_release_wakes_one_of_two_hundred() {
     const WAITERS: usize = 200;
     let group = memory_only(3).await;
-    // A busy machine must not make anybody ask again because an answer was late.
+    // On a busy machine a late answer must not make a client ask again.
     let url = format!("{}&node_timeout_ms=60000", long_url(&group));
     let holder = client(&url).await;
     let lease = holder.mutex("report").ttl(LONG).lock().await.expect("free");
@@ -116,7 +124,7 @@ async fn f116_one_release_wakes_one_of_two_hundred() {
     let (heard, before) = (calls(first, "zadd"), bells());
     assert_eq!(lease.release().await.expect("an answer"), Released::Released);
     until("one grant", async || waiters.iter().any(|waiter| !waiter.is_waiting())).await;
-    // Heartbeats of all who wait come and go meanwhile; they must wake nobody either.
+    // Heartbeats of all waiters come and go meanwhile; they must not wake a claim either.
     until("heartbeats", async || calls(first, "zadd") >= heard + WAITERS as u64).await;
     let woken = waiters.iter().filter(|waiter| !waiter.is_waiting()).count();
     assert_eq!(woken, 1);

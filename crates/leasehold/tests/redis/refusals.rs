@@ -1,4 +1,4 @@
-//! Stores that cannot be used: who says so, how, how soon, and what is kept quiet.
+//! Unusable stores: the error, its text, its speed, and the secrets that it must not show.
 
 use std::time::Duration;
 
@@ -14,10 +14,10 @@ use crate::support::*;
 /// In every address below, and in no message.
 const PASSWORD: &str = "hush-9-secret";
 
-/// Both time limits together, and what a busy machine adds.
+/// Both time limits together, and some time for a busy machine.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 
-/// Asks for a store that cannot be had. The error must come in time and keep the password quiet.
+/// Connects to an unusable store. The error must come in time and not show the password.
 async fn refused(address: &str) -> Error {
     let sign = if address.contains('?') { '&' } else { '?' };
     let url = format!("{address}{sign}connect_timeout_ms=700&timeout_ms=700");
@@ -60,7 +60,7 @@ async fn wrong_passwords_are_refused_for_good() {
         is_denied(&refused(&login(&server, user)).await, "name and password");
     }
     let unknown = format!("redis://{}", server.address());
-    is_denied(&refused(&unknown).await, "name and password");
+    is_denied(&refused(&unknown).await, "it wants a password");
     let right = client(format!("redis://app:right@{}", server.address())).await;
     assert!(!format!("{right:?}").contains("right"), "{right:?}");
 }
@@ -68,7 +68,7 @@ async fn wrong_passwords_are_refused_for_good() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn password_for_a_server_that_asks_for_none_is_an_answer_and_not_a_hang() {
     let server = server().await;
-    // Redis takes a password for the default user without one as a mistake, and says so.
+    // Redis rejects a password if the default user has none, and says so.
     let error = refused(&login(&server, "")).await;
     assert!(!error.is_transient(), "{error:?}");
 }
@@ -191,7 +191,7 @@ async fn read_command(stream: &mut BufReader<TcpStream>) -> std::io::Result<Opti
     Ok(first)
 }
 
-/// Says of itself that it is a server of this version, and agrees to everything else.
+/// Reports this version of itself, and agrees to everything else.
 async fn agreeable(version: &'static str) -> String {
     fake(move |stream| async move {
         let mut stream = BufReader::new(stream);
@@ -224,7 +224,7 @@ async fn server_before_version_7_is_refused_for_good_and_so_is_such_a_node() {
             assert!(!error.is_transient() && error.to_string().contains("7.0"), "{error}");
         }
     }
-    // It is the version that counts.
+    // Only the version matters.
     let server = agreeable("7.0.0").await;
     let address = server.rsplit_once('@').expect("a login").1;
     engine(format!("redis://{address}")).await;
@@ -250,7 +250,7 @@ async fn every_refusal_of_a_server_has_its_kind() {
         is_store(&refused(&format!("redis://{address}")).await, transient, word);
     }
     let denials = [
-        ("-NOAUTH Authentication required.", "name and password"),
+        ("-NOAUTH Authentication required.", "it wants a password"),
         ("-WRONGPASS invalid username-password pair", "name and password"),
         ("-NOPERM this user has no permissions", "docs/engines/redis.md"),
         ("-ERR ACL failure in script: no permissions", "docs/engines/redis.md"),

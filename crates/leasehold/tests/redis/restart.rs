@@ -1,4 +1,4 @@
-//! Servers that are killed and come back: empty, or with what they wrote down.
+//! Servers that are killed and come back: empty, or with the data that they wrote to disk.
 
 use std::time::Duration;
 

@@ -1,4 +1,5 @@
-//! An old dump that is put back: fences are above the clock, so there is nothing to be done.
+//! An old dump that is restored: fences are above the clock, so an administrator need not do
+//! anything.
 
 use leasehold::engine::Bumped;
 use leasehold::fencing::HighestSeen;

@@ -1,10 +1,14 @@
-//! The rights that the engine's page prints: enough for everything, and none to spare.
+//! The rights on the engine's page: enough for everything, and none to spare.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt;
-use leasehold::claim::{Amendment, Claim, Mode, Note, Renewal};
-use leasehold::engine::{Counts, Engine, Eviction, Level, Notice, Query, Resize, Wait};
+use leasehold::claim::{Claim, Mode, Note, Renewal};
+use leasehold::engine::{
+    Admin, Amend, Convert, Counting, Counts, Engine, Level, Notice, Query, Resize, Wait,
+    WaitNotices, Watch,
+};
 use leasehold::error::Config;
 use leasehold::redis::Redis;
 use leasehold::{Error, Holder, Result};
@@ -15,7 +19,7 @@ use crate::support::*;
 const PAGE: &str = include_str!("../../../../docs/engines/redis.md");
 const PASSWORD: &str = "hush";
 
-/// The rules of the page, from the word behind the password on.
+/// The rules on the page, from the word after the password.
 fn rules() -> Vec<String> {
     let command = PAGE.split("```").find(|block| block.contains("ACL SETUSER")).expect("a command");
     let words = command.split_whitespace().filter(|word| *word != "\\");
@@ -38,17 +42,17 @@ async fn renewed(engine: &Redis, renewals: &[Renewal]) -> Result<()> {
     engine.renew(renewals).await?.into_iter().try_for_each(|answer| answer.map(drop))
 }
 
-/// Everything a client can do on one server.
+/// All calls of a client on one server.
 async fn round(server: &Server, name: &str) -> Result<()> {
     round_at(&as_locks(server), &[server], name).await
 }
 
-/// Everything a client can do. An error is a right that is missing.
+/// All calls of a client. An error means that a right is missing.
 async fn round_at(url: &str, servers: &[&Server], name: &str) -> Result<()> {
     let (one, two) = (Redis::open(url).await?, Redis::open(url).await?);
     let mut events = two.watch(&Query::all()).await?;
     let (first, next) = (claim(name, Mode::Exclusive), claim(name, Mode::Exclusive));
-    // Ahead of the clock, so that the way is taken that is for clocks which fell back.
+    // Ahead of the clock, so that the path for clocks that fell back runs.
     one.claim(&first).await?;
     one.release(std::slice::from_ref(&first.key)).await?;
     for server in servers {
@@ -65,13 +69,12 @@ async fn round_at(url: &str, servers: &[&Server], name: &str) -> Result<()> {
     renewed(&one, &[renewal(&first), renewal(&next)]).await?;
     one.release(std::slice::from_ref(&first.key)).await?;
     soon("a bell", two.wait(&next.key)).await?;
-    let by = Holder::fresh();
-    one.evict(&Eviction { name: next.key.name.clone(), by, reason: "a test".into() }).await?;
+    one.evict(&eviction(&one, &next.key.name).await?).await?;
     let alone = claim(name, Mode::Exclusive);
     one.claim(&alone).await?;
-    one.amend(&alone.key, &Amendment::note(Note::new("later")?)).await?;
+    one.set_note(&alone.key, &Note::new("later")?).await?;
     for mode in [Mode::Shared, Mode::Exclusive] {
-        one.amend(&alone.key, &Amendment::mode(mode)).await?;
+        one.set_mode(&alone.key, mode).await?;
     }
     one.release(&[alone.key]).await?;
     for mode in [Mode::Shared, Mode::Permits { take: 1, of: 2 }] {
@@ -93,15 +96,18 @@ async fn round_at(url: &str, servers: &[&Server], name: &str) -> Result<()> {
         one.waits_of(holder).await?;
     }
     let other = claim(&format!("{name} too"), Mode::Exclusive);
-    one.claim_all(&[first.clone(), other.clone()]).await?;
-    one.claim_all(&[first.clone(), other.clone()]).await?;
+    // A Cluster does not have this part.
+    if let Some(part) = Arc::new(one.clone()).parts().claim_many {
+        part.claim_all(&[first.clone(), other.clone()]).await?;
+        part.claim_all(&[first.clone(), other.clone()]).await?;
+    }
     one.release(&[first.key, other.key]).await?;
     one.tally(&Counts { acquired: 1, ..Counts::default() }).await?;
     one.totals().await?;
     Ok(())
 }
 
-/// What doctor says of the rights; `None` if it cannot even open the store or look at it.
+/// The finding of doctor about the rights; `None` if it cannot even open the store or look at it.
 async fn doctor(server: &Server) -> Option<Level> {
     let engine = Redis::open(as_locks(server)).await.ok()?;
     let findings = engine.examine().await.ok()?;
@@ -156,7 +162,7 @@ async fn needs(url: &str, servers: &[&Server], further: &[&str]) {
     soon("a round", round_at(url, servers, "all")).await.expect("no right is missing");
 }
 
-/// Whether the page says that such a right may be needed.
+/// Whether the page lists this right as one that may be needed.
 fn is_printed(right: &str) -> bool {
     PAGE.contains(&format!("`{right}`"))
 }

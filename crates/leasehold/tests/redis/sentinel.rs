@@ -1,4 +1,4 @@
-//! A master behind Sentinels: passwords, and what a fail-over keeps and loses.
+//! A master behind Sentinels: passwords, and what a failover keeps and loses.
 
 use std::time::Duration;
 
@@ -40,7 +40,7 @@ async fn f53_grant_that_a_replica_has_outlives_a_fail_over() {
     let (one, two) = (early_client(&url).await, client(&url).await);
     let lease = one.mutex("report").ttl(Duration::from_secs(20)).lock().await.expect("free");
     let waiter = Waiter::queue(&one, &two, "report", 0).await;
-    // What counts here is a grant that was replicated.
+    // This test needs a grant that was replicated.
     let replicated = told(group.first_master(), &["WAIT", "2", "10000"]);
     assert_eq!(replicated, "2");
     group.first_master().kill().expect("it is killed");
@@ -62,7 +62,7 @@ async fn f53_grant_that_no_replica_has_is_lost_and_followed_by_a_greater_fence()
     for replica in replicas {
         replica.stop_process().expect("it stops");
     }
-    // What is on the way to them is lost with the connections.
+    // The data in flight to them is lost with the connections.
     told(group.first_master(), &["CLIENT", "KILL", "TYPE", "replica"]);
     let lease = one.mutex("report").ttl(Duration::from_secs(20)).lock().await.expect("free");
     group.first_master().kill().expect("it is killed");
@@ -70,7 +70,7 @@ async fn f53_grant_that_no_replica_has_is_lost_and_followed_by_a_greater_fence()
         replica.continue_process().expect("it goes on");
     }
     until_promoted(&group).await;
-    // Two may believe to hold from here on until the first finds out.
+    // Two may believe to hold from here on until the first one learns of its loss.
     let next = soon("a grant", two.mutex("report").ttl(LONG).lock()).await.expect("a grant");
     assert!(next.fence() > lease.fence());
     let cause = soon("the loss", lease.lost()).await;

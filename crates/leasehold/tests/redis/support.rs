@@ -1,21 +1,21 @@
-//! Servers, clients and waiting for facts. What is a fact is left to the tests.
+//! Servers, clients and waiting for facts. The tests define the facts.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
 use leasehold::claim::{Claim, Mode, Standing};
-use leasehold::engine::{Engine, Finding};
+use leasehold::engine::{Engine, Eviction, Finding, Query};
 use leasehold::layer::retry::RetryPolicy;
 use leasehold::redis::Redis;
-use leasehold::{Client, Lease, Request, Result};
+use leasehold::{Client, Holder, Lease, Name, Request, Result};
 pub(crate) use leasehold_testkit::bare::renewal;
 use leasehold_testkit::{ClockDiary, Proxy, Server, bare, servers};
 use tokio::task::JoinHandle;
 
 pub(crate) use leasehold_testkit::waiting::{EVENT_MAX, soon, until, until_free, until_waiting};
 
-/// Far beyond every test, so that what is left behind is seen.
+/// Far beyond every test, so that the test sees every claim that is left behind.
 pub(crate) const LONG: Duration = Duration::from_secs(300);
 
 /// A server of the test's own.
@@ -23,12 +23,12 @@ pub(crate) async fn server() -> Server {
     servers::Redis::new().start().await.expect("a server starts")
 }
 
-/// A way to a server that can be broken.
+/// A proxy before a server, which can break the connection.
 pub(crate) async fn proxy(server: &Server) -> Proxy {
     Proxy::start(server.address()).await.expect("a proxy starts")
 }
 
-/// The address of a proxy; its time limits are short, so that a test need not wait for long ones.
+/// The address of a proxy; its time limits are short, so that tests need not wait long.
 pub(crate) fn url_of(proxy: &Proxy) -> String {
     format!("redis://{}?connect_timeout_ms=1000&timeout_ms=1000", proxy.address())
 }
@@ -41,7 +41,7 @@ pub(crate) async fn client(url: impl AsRef<str>) -> Client {
     soon("a client", leasehold::connect(url)).await.expect("the store opens")
 }
 
-/// A client that tries nothing again, and renews early, so that much time is left after a fault.
+/// A client without retries that renews early, so that much time is left after a fault.
 pub(crate) async fn plain_client(url: impl AsRef<str>) -> Client {
     let builder = Client::builder().retry(RetryPolicy::OFF).renew_at_percent(20);
     soon("a client", builder.connect(url)).await.expect("the store opens")
@@ -53,7 +53,16 @@ pub(crate) async fn early_client(url: impl AsRef<str>) -> Client {
     soon("a client", builder.connect(url)).await.expect("the store opens")
 }
 
-/// Takes a lock and gives it back, so that connections are open and scripts are known.
+/// An order to take a name from all its holders.
+pub(crate) async fn eviction(engine: &Redis, name: &Name) -> Result<Eviction> {
+    let page = engine.inspect(&Query::name(name.clone())).await?;
+    let held = page.lines.into_iter().flat_map(|line| line.held);
+    let fences = held.map(|claim| claim.fence).collect();
+    let (name, by, reason) = (name.clone(), Holder::fresh(), "a test".into());
+    Ok(Eviction { name, fences, unreadable: false, by, reason })
+}
+
+/// Takes a lock and gives it back, so that connections are open and the server knows the scripts.
 pub(crate) async fn warm_up(client: &Client) {
     let lease = client.mutex("warm-up").ttl(LONG).lock().await.expect("a free name");
     lease.release().await.expect("an answer");
@@ -80,7 +89,7 @@ impl Waiter {
         Self(tokio::spawn(async move { request.acquire().await }))
     }
 
-    /// Begins to wait for `name`, and returns when it is in line behind `before` that wait.
+    /// Begins to wait for `name`, and returns when it is in line behind `before` other waiters.
     pub(crate) async fn queue(looker: &Client, by: &Client, name: &str, before: usize) -> Self {
         let waiter = Self::start(by.claim(name).ttl(LONG));
         until_waiting(looker, name, before + 1).await;
@@ -146,7 +155,7 @@ pub(crate) fn key_count(server: &Server) -> u64 {
     told(server, &["DBSIZE"]).parse().expect("a count")
 }
 
-/// What `doctor` found about a subject.
+/// The finding of `doctor` about a subject.
 pub(crate) fn about<'a>(findings: &'a [Finding], subject: &str) -> &'a Finding {
     let found = findings.iter().find(|finding| finding.subject == subject);
     found.unwrap_or_else(|| panic!("nothing about {subject} in {findings:?}"))
@@ -158,7 +167,7 @@ pub(crate) async fn diarist(diary: &ClockDiary, url: impl AsRef<str>) -> Client 
     soon("a client", builder.connect(url)).await.expect("the store opens")
 }
 
-/// Waits for word of a clock that was set ahead; the result is whose, and by how much.
+/// Waits for a report of a clock that was set ahead; the result is its server, and by how much.
 #[track_caller]
 pub(crate) fn until_ahead(diary: &ClockDiary) -> impl Future<Output = (String, Duration)> + '_ {
     let told = until("word of a step", async || diary.ahead().is_some());
@@ -168,7 +177,7 @@ pub(crate) fn until_ahead(diary: &ClockDiary) -> impl Future<Output = (String, D
     }
 }
 
-/// Waits for word of a clock that stands still; the result is whose.
+/// Waits for a report of a clock that stands still; the result is its server.
 #[track_caller]
 pub(crate) fn until_frozen(diary: &ClockDiary) -> impl Future<Output = String> + '_ {
     let told = until("word of a clock that stands still", async || diary.frozen().is_some());
@@ -193,7 +202,7 @@ impl Monitor {
         Self(lines)
     }
 
-    /// The lines since the last time.
+    /// The lines since the last call.
     pub(crate) fn read(&mut self, server: &Server) -> Vec<String> {
         const END: &str = "the end of this look";
         told(server, &["ECHO", END]);
@@ -207,7 +216,7 @@ impl Monitor {
         }
     }
 
-    /// The lines since the last time, once so many scripts ran in them.
+    /// The lines since the last call, once `scripts` scripts ran in them.
     pub(crate) fn read_scripts(&mut self, server: &Server, scripts: usize) -> Vec<String> {
         let mut lines = Vec::new();
         while scripts_in(&lines) < scripts {
@@ -225,19 +234,31 @@ impl Monitor {
     }
 }
 
-/// How many scripts ran, by a monitor's lines. One that the server did not know yet ran nothing.
+/// How many scripts ran in a monitor's lines. A script that the server did not know yet ran
+/// nothing.
 fn scripts_in(lines: &[String]) -> usize {
     let ran = |line: &String| line.contains(" lua] ");
     lines.windows(2).filter(|pair| !ran(&pair[0]) && ran(&pair[1])).count()
 }
 
-/// Sees that those who wait are granted in the order in which they came, although their connections
-/// are broken while they queue and while the lock goes round.
+/// Checks that waiters are granted in order of arrival. Their connections are reset while they
+/// queue and while the lock passes from one to the next.
 pub(crate) async fn keep_their_order(
     holder: &Client,
     connect: impl AsyncFn() -> Client,
     reset: impl Fn(),
 ) {
+    let turns = turns(holder, connect, reset).await;
+    assert!(turns.is_sorted(), "{turns:?}");
+}
+
+/// The numbers of eight waiters in the order of their grants. The first to come has number 0.
+/// Their connections are reset meanwhile. Each waiter is granted once.
+pub(crate) async fn turns(
+    holder: &Client,
+    connect: impl AsyncFn() -> Client,
+    reset: impl Fn(),
+) -> Vec<usize> {
     const WAITERS: usize = 8;
     let clients = [connect().await, connect().await, connect().await];
     let lease = holder.mutex("report").ttl(LONG).lock().await.expect("free");
@@ -254,16 +275,17 @@ pub(crate) async fn keep_their_order(
         reset();
     }
     lease.release().await.expect("an answer");
-    for expected in 0..WAITERS {
-        let number = soon("a grant", granted.recv()).await.expect("waiters are there");
-        assert_eq!(number, expected);
-        if expected % 2 == 1 {
+    let mut turns = Vec::new();
+    for turn in 0..WAITERS {
+        turns.push(soon("a grant", granted.recv()).await.expect("waiters are there"));
+        if turn % 2 == 1 {
             reset();
         }
     }
-    // A reset may hit a release, which is then repeated and finds that it was done.
+    // A reset may hit a release. The client then repeats it, and finds that it was done.
     while let Some(ended) = soon("the end", waiters.join_next()).await {
         ended.expect("no panic").expect("an answer");
     }
     until_free(holder, "report").await;
+    turns
 }

@@ -1,4 +1,4 @@
-//! Bells that do not arrive, lines under resets, and how many are woken.
+//! Bells that do not arrive, lines under resets, and how many claims wake.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ async fn f110_waiter_that_hears_no_bell_at_all_is_granted_by_its_heartbeat() {
     let mailboxes =
         || told(&server, &["PUBSUB", "CHANNELS", "leasehold:mailbox:*"]).lines().count();
     assert_eq!(mailboxes(), 2);
-    // Ends its mailbox, and lets it never be opened again; everything else goes on.
+    // Ends its mailbox, and forbids it to open a new one; everything else works.
     told(&server, &["ACL", "SETUSER", "deaf", "resetchannels", "&leasehold:events:*"]);
     assert_eq!(mailboxes(), 1, "the holder's own");
     let fence = lease.fence();
@@ -37,7 +37,7 @@ async fn f111_mailbox_cut_at_the_release_loses_nobody() {
     for round in 0..20 {
         let lease = holder.mutex("report").ttl(LONG).lock().await.expect("free");
         let waiter = Waiter::queue(&holder, &waiting, "report", 0).await;
-        // Before the release and beside it, in turns.
+        // Before the release and beside it, alternately.
         if round % 2 == 0 {
             told(&server, &["CLIENT", "KILL", "TYPE", "pubsub"]);
         }
@@ -52,7 +52,7 @@ async fn f111_mailbox_cut_at_the_release_loses_nobody() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f111_mailbox_that_comes_back_lets_whoever_waits_ask() {
+async fn f111_waiter_asks_when_its_mailbox_comes_back() {
     let options = servers::Redis::new().user("deaf", "hush", "~* &leasehold:* +@all");
     let server = options.start().await.expect("a server starts");
     let holder = client(server.url()).await;
@@ -63,7 +63,7 @@ async fn f111_mailbox_that_comes_back_lets_whoever_waits_ask() {
     // Without heartbeats nothing but the mailbox can bring the waiter back before the ttl.
     chaos.next(Verb::Renew, Trouble::Refuse, u32::MAX);
     let waiter = Waiter::queue(&holder, &waiting, "report", 0).await;
-    // Ends the mailbox, so that the bell is rung for nobody; then it may be opened again.
+    // Ends the mailbox, so that no client hears the bell; then the client may open it again.
     told(&server, &["ACL", "SETUSER", "deaf", "resetchannels", "&leasehold:events:*"]);
     assert_eq!(lease.release().await.expect("an answer"), Released::Released);
     told(&server, &["ACL", "SETUSER", "deaf", "&leasehold:*"]);
@@ -75,7 +75,7 @@ async fn f111_mailbox_that_comes_back_lets_whoever_waits_ask() {
 async fn f116_one_release_wakes_one_of_a_thousand() {
     const WAITERS: usize = 1_000;
     let server = server().await;
-    // A busy machine must not make anybody ask again because an answer was late.
+    // On a busy machine a late answer must not make a client ask again.
     let url = format!("{}?timeout_ms=60000", server.url());
     let holder = client(&url).await;
     let lease = holder.mutex("report").ttl(LONG).lock().await.expect("free");
@@ -91,7 +91,7 @@ async fn f116_one_release_wakes_one_of_a_thousand() {
     let before = calls(&server, "publish");
     assert_eq!(lease.release().await.expect("an answer"), Released::Released);
     until("one grant", async || waiters.iter().any(|waiter| !waiter.is_waiting())).await;
-    // Heartbeats of all who wait come and go meanwhile; they must wake nobody either.
+    // Heartbeats of all waiters come and go meanwhile; they must not wake a claim either.
     until("heartbeats", async || calls(&server, "zadd") >= claimed + WAITERS as u64).await;
     let woken = waiters.iter().filter(|waiter| !waiter.is_waiting()).count();
     assert_eq!(woken, 1);
@@ -133,14 +133,15 @@ async fn waiting_longer_than_the_patience_keeps_the_place_although_connections_b
     let proxy = proxy(&server).await;
     let (holder, waiting) = (client(server.url()).await, client(url_of(&proxy)).await);
     let lease = holder.mutex("report").ttl(LONG).lock().await.expect("free");
-    let waiter = Waiter::start(waiting.claim("report").ttl(Duration::from_secs(1)));
+    let waiter = Waiter::start(waiting.claim("report").ttl(Duration::from_secs(5)));
     until_waiting(&holder, "report", 1).await;
     let line = holder.show("report").await.expect("an answer").expect("a line");
     let (fence, patience) = (line.waiting[0].fence, line.waiting[0].remaining);
     let begun = std::time::Instant::now();
-    while begun.elapsed() < patience.min(Duration::from_secs(3)) {
+    while begun.elapsed() <= patience {
+        let before = calls(&server, "evalsha");
         proxy.reset_all();
-        tokio::time::sleep(Duration::from_millis(100)).await;
+        until("a heartbeat", async || calls(&server, "evalsha") > before).await;
     }
     lease.release().await.expect("an answer");
     assert_eq!(waiter.granted().await.fence(), fence, "it lost its place");
@@ -156,13 +157,33 @@ async fn bell_of_a_place_in_line_that_was_lost_grants_nothing() {
     let place = told(&server, &["ZRANGE", keys.trim(), "1", "1"]);
     let (fence, token, mailbox) = (&place[..20], &place[20..52], &place[52..84]);
     let fence: u64 = fence.parse().expect("a fence");
-    // As if the waiter had slept through a grant and come into line again, and the bell of that
-    // grant were heard only now.
+    // As if the waiter had slept through a grant and joined the line again, and heard the bell of
+    // that grant only now.
     let (channel, before) = (format!("leasehold:mailbox:{mailbox}"), calls(&server, "evalsha"));
-    let bell = format!("{:020}{token}", fence - 1);
+    let digest = |text: &str| told(&server, &["EVAL", "return redis.sha1hex(ARGV[1])", "0", text]);
+    let former = format!("{:020}", fence - 1);
+    let bell = format!("{former}{}{}", digest(token), digest(&format!("{former}{token}")));
     assert_eq!(told(&server, &["PUBLISH", &channel, &bell]), "1");
     until("the waiter to ask", async || calls(&server, "evalsha") > before).await;
     assert!(waiter.is_waiting() && lease.is_held());
     assert_eq!(lease.release().await.expect("an answer"), Released::Released);
     assert_eq!(waiter.granted().await.fence(), fence);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn bell_tells_nobody_the_token_of_the_claim_that_it_grants() {
+    let server = server().await;
+    let (one, two) = (client(server.url()).await, client(server.url()).await);
+    let lease = one.mutex("report").ttl(LONG).lock().await.expect("free");
+    let waiter = Waiter::queue(&one, &two, "report", 0).await;
+    let keys = told(&server, &["KEYS", "*order:*"]);
+    let place = told(&server, &["ZRANGE", keys.trim(), "1", "1"]);
+    let (fence, token) = (&place[..20], &place[20..52]);
+    let mut monitor = Monitor::open(&server);
+    assert_eq!(lease.release().await.expect("an answer"), Released::Released);
+    drop(waiter.granted().await);
+    let lines = monitor.read(&server);
+    let published: Vec<_> = lines.iter().filter(|line| line.contains("\"PUBLISH\"")).collect();
+    assert!(published.iter().any(|line| line.contains(fence)), "{lines:#?}");
+    assert!(!published.iter().any(|line| line.contains(token)), "{published:#?}");
 }

@@ -84,7 +84,7 @@ async fn doctor_finds_rights_that_were_taken_away() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nobody_else_writes_a_claims_node() {
-    // That it was written tells whoever waits that it was given back.
+    // A waiter takes a write to a claim's node for its release.
     let server = server().await;
     let client = client(server.url()).await;
     let lease = client.mutex("demo").ttl(LONG).lock().await.expect("free");

@@ -1,11 +1,12 @@
-//! Notes that are replaced while a claim holds: nobody takes that for its end, and they go with it.
+//! Notes that are replaced while a claim holds: no waiter takes that for its end, and they go with
+//! it.
 
 use std::pin::pin;
 use std::time::Duration;
 
 use futures_util::StreamExt;
-use leasehold::claim::{Amended, Amendment, Claim, Mode, Note, Standing};
-use leasehold::engine::{Engine, EventKind, Query, Wake};
+use leasehold::claim::{Amended, Claim, Mode, Note, Standing};
+use leasehold::engine::{Amend, Engine, EventKind, Query, Wake};
 use leasehold::zookeeper::ZooKeeper;
 use leasehold::{Client, Released};
 use leasehold_testkit::{Direction, Peer, PeerKind, Proxy, bare};
@@ -16,8 +17,8 @@ fn claim(name: &str, mode: Mode, ttl: Duration) -> Claim {
     Claim { mode, ttl, ..bare::claim(name) }
 }
 
-fn note(text: &str) -> Amendment {
-    Amendment::note(Note::new(text).expect("good"))
+fn note(text: &str) -> Note {
+    Note::new(text).expect("good")
 }
 
 async fn note_of(client: &Client, name: &str) -> String {
@@ -38,11 +39,11 @@ async fn waiter_behind_a_holder_whose_note_changes_is_not_woken() {
             assert!(matches!(holds.claim(&first).await, Ok(Standing::Held { .. })));
             assert!(matches!(waits.claim(&second).await, Ok(Standing::Queued { .. })));
             let mut woken = pin!(waits.wait(&second.key));
-            // The second takes the place of the first.
+            // The second note replaces the first.
             for text in ["one", "two"] {
-                let amended = holds.amend(&first.key, &note(text)).await.expect("an answer");
+                let amended = holds.set_note(&first.key, &note(text)).await.expect("an answer");
                 assert_eq!(amended, Amended::Done);
-                // A session hears of what it watches before it reads what came of it.
+                // A session receives its watch events before a later read shows their effect.
                 let page = waits.inspect(&Query::all()).await.expect("an answer");
                 assert_eq!(page.lines[0].held[0].note.as_str(), text);
                 tokio::select! {
@@ -97,7 +98,7 @@ async fn note_goes_with_its_claim_however_that_ends() {
     let amended = async |name: &str, ttl| {
         let held = claim(name, Mode::Shared, ttl);
         assert!(matches!(engine.claim(&held).await, Ok(Standing::Held { .. })));
-        let amended = engine.amend(&held.key, &note("new")).await.expect("an answer");
+        let amended = engine.set_note(&held.key, &note("new")).await.expect("an answer");
         assert_eq!(amended, Amended::Done);
         assert_eq!(note_of(&other, name).await, "new");
         held.key
@@ -108,12 +109,12 @@ async fn note_goes_with_its_claim_however_that_ends() {
     let evicted = amended("evicted", LONG).await;
     other.force_release("evicted", "a test").await.expect("an answer");
     assert_eq!(claims(&server), [""; 0]);
-    let out = engine.amend(&evicted, &note("late")).await.expect("an answer");
+    let out = engine.set_note(&evicted, &note("late")).await.expect("an answer");
     assert_eq!((out, claims(&server)), (Amended::Out { by: None }, Vec::new()));
     // Its session lives on, so only its client can end it.
     let expired = amended("expired", Duration::from_millis(500)).await;
     until_empty(&server).await;
-    let out = engine.amend(&expired, &note("late")).await.expect("an answer");
+    let out = engine.set_note(&expired, &note("late")).await.expect("an answer");
     assert_eq!((out, claims(&server)), (Amended::Out { by: None }, Vec::new()));
     close([&engine]).await;
     leaves_nothing(&server, [other]).await;
@@ -121,7 +122,7 @@ async fn note_goes_with_its_claim_however_that_ends() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn note_of_a_lease_that_was_taken_up_by_its_handle_is_replaced() {
-    let server = server().await;
+    let server = server_with_long_sessions().await;
     let (first, second) = (client(server.url()).await, client(server.url()).await);
     let lease = first.claim("handed").ttl(LONG).note("first").acquire().await.expect("free");
     lease.set_note("second").await.expect("an answer");
@@ -164,7 +165,7 @@ async fn release_after_a_note_without_an_answer_is_one_and_leaves_nothing() {
         .await;
         assert_eq!(event.kind, EventKind::Released);
         assert_eq!(claims(&server), [""; 0]);
-        // While there is a way.
+        // While the network still works.
         soon("the close", far.close()).await.expect("an answer");
     }
     leaves_nothing(&server, [near]).await;

@@ -1,4 +1,4 @@
-//! A server whose wall clock is stepped. Sessions are counted by another clock, so nothing follows.
+//! A server whose wall clock is stepped. Another clock counts sessions, so a step has no effect.
 
 use std::time::Duration;
 
@@ -41,7 +41,7 @@ async fn f40_step_of_a_servers_clock_by_an_hour_neither_loses_nor_grants() {
     leaves_nothing(&server, [one, two]).await;
 }
 
-/// A clock that goes back an hour does not make a session last for one.
+/// A clock that goes back an hour does not lengthen a session by an hour.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f40_step_of_a_servers_clock_does_not_keep_a_holder_that_is_gone() {
     let clock = Clock::new().expect("a clock that can be moved");

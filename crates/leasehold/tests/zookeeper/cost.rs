@@ -1,9 +1,11 @@
-//! What things cost: counted in requests, as the server counts them.
+//! The cost of operations, in requests, as the server counts them.
 
 use std::time::{Duration, Instant};
 
-use leasehold::claim::{Amendment, Claim, Holder, Note, Standing};
-use leasehold::engine::{Bump, Engine, Notice, Query, Select, Wait, Wake};
+use leasehold::claim::{Claim, Holder, Note, Standing};
+use leasehold::engine::{
+    Amend, Bump, Engine, Notice, Query, RaiseFences, Select, Wait, WaitNotices, Wake,
+};
 use leasehold::zookeeper::ZooKeeper;
 use leasehold::{LeaseState, Released};
 use leasehold_testkit::bare::{claim, renewal};
@@ -19,11 +21,11 @@ async fn engines(server: &Server, count: usize) -> Vec<ZooKeeper> {
     engines
 }
 
-/// What tests ask a server between two readings of a meter, and the second reading: it counts these
-/// as well, each on a connection of its own.
+/// The questions of tests to a server between two readings of a meter, and the second reading. The
+/// server counts these as well, and each is on a connection of its own.
 const WORDS_MAX: u64 = 3;
 
-/// Requests that a server got since, without the pings of idle sessions.
+/// Counts requests to a server since its start, without the pings of idle sessions.
 struct Meter<'a> {
     server: &'a Server,
     before: u64,
@@ -38,10 +40,10 @@ impl<'a> Meter<'a> {
         Self { server, before, begun: Instant::now(), sessions }
     }
 
-    /// At least and at most so many.
+    /// The least and the most requests since the start.
     fn read(&self) -> (u64, u64) {
         let all = counted(self.server, "zk_packets_received") - self.before;
-        // The shortest sessions here are for the default ttl, and ping every 2.8 s.
+        // The shortest sessions here are for the default ttl, and send a ping every 2.8 s.
         let pings = self.sessions * (self.begun.elapsed().as_millis() as u64 / 2_800 + 1);
         (all.saturating_sub(pings + WORDS_MAX), all)
     }
@@ -53,7 +55,8 @@ async fn an_uncontended_pair_is_two_requests_both_agreed_on() {
     pairs(&server, 2).await;
 }
 
-/// Whoever made a line's node may have something in it: it is not written, and the line is read.
+/// A client of another library that made a line's node may have data in it. So leasehold does not
+/// write to that node, and reads the line.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_uncontended_pair_is_three_requests_in_a_line_that_others_made() {
     let server = server().await;
@@ -65,7 +68,7 @@ async fn an_uncontended_pair_is_three_requests_in_a_line_that_others_made() {
     pairs(&server, 3).await;
 }
 
-/// Locks a free name and gives it back, again and again, in so many requests each time, also in
+/// Locks a free name and gives it back, again and again. Checks the requests of each round, also in
 /// another epoch.
 async fn pairs(server: &Server, requests: u64) {
     let engine = &engines(server, 1).await[0];
@@ -130,15 +133,15 @@ async fn another_note_is_one_request_and_so_is_a_notice_that_is_repeated() {
     let engine = &engines(&server, 1).await[0];
     let held = claim("noted");
     assert!(matches!(engine.claim(&held).await, Ok(Standing::Held { .. })));
-    let amendment = Amendment::note(Note::new("new").expect("good"));
+    let note = Note::new("new").expect("good");
     let waits = vec![Wait { name: held.key.name.clone(), fence: 1, keeps: Vec::new() }];
     let notice = Notice { holder: held.holder.id(), client: 1, waits, keep: LONG };
     for warm in [true, false] {
         let meter = Meter::start(&server);
         for _ in 0..200 {
-            engine.amend(&held.key, &amendment).await.expect("an answer");
+            engine.set_note(&held.key, &note).await.expect("an answer");
             engine.announce(&notice).await.expect("an answer");
-            // Asked about, read, and one for the client that said it.
+            // A question, a read, and a request for the client that announced it.
             assert_eq!(engine.waits_of(notice.holder).await.expect("an answer").len(), 1);
         }
         let (least, most) = meter.read();
@@ -149,7 +152,7 @@ async fn another_note_is_one_request_and_so_is_a_notice_that_is_repeated() {
     leaves_nothing(&server, []).await;
 }
 
-/// How many watches there are, and how many were set off so far.
+/// The number of watches, and of those that fired so far.
 fn watches(server: &Server) -> (u64, u64) {
     let off = ["created", "deleted", "changed", "children"]
         .map(|change| counted(server, &format!("zk_sum_node_{change}_watch_count")));
@@ -160,14 +163,16 @@ fn watches(server: &Server) -> (u64, u64) {
 async fn f116_a_release_wakes_one_of_many_waiters() {
     const SESSIONS: usize = 30;
     const WAITERS: usize = 300;
-    let server = server().await;
-    // Each on a session of its own, so that a herd would be told one by one.
+    // The last waiter waits for longer than a default session may last on a busy machine.
+    let server = server_with_long_sessions().await;
+    let waiting = || Claim { patience: LONG, ..claim("herd") };
+    // Each waiter is on a session of its own, so that a herd would wake one by one.
     let engines = engines(&server, SESSIONS).await;
-    let mut holds = (&engines[0], claim("herd"));
+    let mut holds = (&engines[0], waiting());
     holds.0.claim(&holds.1).await.expect("free");
     let mut waiters = std::collections::VecDeque::new();
     for index in 0..WAITERS {
-        let (engine, asked) = (&engines[index % SESSIONS], claim("herd"));
+        let (engine, asked) = (&engines[index % SESSIONS], waiting());
         engine.claim(&asked).await.expect("a place");
         waiters.push_back((engine, asked));
     }
@@ -196,7 +201,7 @@ async fn many_locks_share_one_session_and_one_request_renews_them() {
     for index in 0..LOCKS {
         leases.push(client.mutex(format!("many:{index}")).ttl(ttl).lock().await.expect("free"));
     }
-    // One for the locks, the one the store was opened with, and the one that asks here.
+    // One for the locks, the one that opened the store, and the one that asks here.
     assert_eq!(counted(&server, "zk_num_alive_connections"), 3);
     let begun = leases[0].safe_until();
     until("renewals of all", async || {
@@ -210,15 +215,15 @@ async fn many_locks_share_one_session_and_one_request_renews_them() {
     leaves_nothing(&server, [client]).await;
 }
 
-/// The latest transaction of a server: whatever is agreed on makes one.
+/// The latest transaction of a server: every change that the ensemble agrees on makes one.
 fn transaction(server: &Server) -> u64 {
     let text = says(server.address(), "srvr").expect("it answers");
     let line = text.lines().find_map(|line| line.strip_prefix("Zxid: 0x"));
     u64::from_str_radix(line.expect("a transaction"), 16).expect("a number")
 }
 
-/// Does something so often, after it was done once; sees what each costs in requests, and how many
-/// of these are agreed on.
+/// Runs `what` many times, after a first time. Checks the requests of each run, and how many of
+/// them the ensemble agreed on.
 async fn costs(server: &Server, (requests, agreed): (u64, u64), what: &str, verb: impl AsyncFn()) {
     const TIMES: u64 = 100;
     verb().await;
@@ -309,7 +314,7 @@ async fn a_heartbeat_is_agreed_on_when_what_was_proven_does_not_last() {
     let engines = engines(&server, 2).await;
     let first = claim("patient");
     engines[0].claim(&first).await.expect("a place");
-    // No session here proves that much.
+    // No session here proves that long a time.
     let waits = Claim { patience: LONG, ..claim("patient") };
     engines[1].claim(&waits).await.expect("a place");
     costs(&server, (2, 1), "a heartbeat", async || {
@@ -344,8 +349,8 @@ async fn inspecting_costs_two_requests_one_for_each_line_and_two_for_each_claim(
     costs(&server, (1 + 1 + 2, 0), "a look at one name", async || inspected(&one, 1).await).await;
     let all = Query::all();
     costs(&server, (2 + 2 + 2 * 4, 0), "a look at all", async || inspected(&all, 4).await).await;
-    let amendment = Amendment::note(Note::new("new").expect("good"));
-    engine.amend(&claims[0].key, &amendment).await.expect("an answer");
+    let note = Note::new("new").expect("good");
+    engine.set_note(&claims[0].key, &note).await.expect("an answer");
     let with_note = 1 + 1 + 2 + 1;
     costs(&server, (with_note, 0), "a note too", async || inspected(&one, 1).await).await;
     let keys: Vec<_> = claims.into_iter().map(|claim| claim.key).collect();

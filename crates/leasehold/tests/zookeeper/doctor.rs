@@ -1,4 +1,4 @@
-//! What `doctor` finds: the ensemble's size, bounds and clock.
+//! The findings of `doctor`: the ensemble's size, bounds and clock.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use leasehold_testkit::{Clock, Zookeeper};
 
 use super::support::*;
 
-/// What is to be said of a version: before 3.9.3 a follower may keep what nobody agreed on.
+/// The level of a version: before 3.9.3 a follower may keep a change without a majority.
 fn level_of(version: &str) -> Level {
     let numbers: Vec<u32> = version.split('.').map(|part| part.parse().expect("it")).collect();
     if numbers < vec![3, 9, 3] { Level::Warning } else { Level::Good }

@@ -1,8 +1,8 @@
-//! Sessions that are over for their client while the ensemble keeps them: what is on them is as
-//! good as a stranger's.
+//! Sessions that are over for their client while the ensemble keeps them. The client must treat
+//! their nodes as those of a stranger.
 //!
-//! An ensemble does that to nobody; but a client that gave a session up, or was told wrong, must
-//! not count on it being gone.
+//! No ensemble causes this. But a client that gave a session up, or got a wrong answer, must not
+//! count on its end.
 
 use std::net::SocketAddr;
 
@@ -16,7 +16,7 @@ use tokio::sync::mpsc;
 
 use super::support::*;
 
-/// A server that tells every session that it is over, and opens none.
+/// A server that reports to every session that it is over, and opens none.
 struct Gravedigger {
     address: SocketAddr,
     told: mpsc::Receiver<i64>,
@@ -40,12 +40,12 @@ impl Gravedigger {
     }
 }
 
-/// Returns which session was told.
+/// Returns the session that got the report.
 async fn say_it_is_over(mut stream: TcpStream) -> Option<i64> {
     let length = usize::try_from(stream.read_i32().await.ok()?).ok()?;
     let mut hello = vec![0; length];
     stream.read_exact(&mut hello).await.ok()?;
-    // Behind the protocol's version, the latest transaction, and the timeout.
+    // It follows the protocol's version, the latest transaction, and the timeout.
     let session = i64::from_be_bytes(*hello.get(16..)?.first_chunk()?);
     if session == 0 {
         return None;
@@ -58,7 +58,7 @@ async fn say_it_is_over(mut stream: TcpStream) -> Option<i64> {
     Some(session)
 }
 
-/// A claim on the session that the store is opened with; it outlives every test.
+/// A claim on the session that opened the store; it outlives every test.
 fn claim(name: &str) -> Claim {
     Claim { ttl: Ttl::DEFAULT.get(), ..bare::claim(name) }
 }
@@ -67,8 +67,8 @@ fn renewal(claim: &Claim) -> [Renewal; 1] {
     [bare::renewal(claim)]
 }
 
-/// A claim that holds on a session that is over for its client, by the word of a server. Its nodes
-/// are there yet.
+/// A claim that holds on a session that is over for its client, because a server said so. Its nodes
+/// still exist.
 async fn held_on_a_session_that_is_over(server: &Server) -> (Proxy, ZooKeeper, Claim, u64) {
     let proxy = Proxy::start(server.address()).await.expect("a proxy");
     let engine = ZooKeeper::open(format!("zk://{}", proxy.address())).await.expect("a connection");
@@ -83,7 +83,7 @@ async fn held_on_a_session_that_is_over(server: &Server) -> (Proxy, ZooKeeper, C
     (proxy, engine, first, fence)
 }
 
-/// Takes the old nodes out, and sees the other claim granted behind them.
+/// Removes the old nodes, and checks that the other claim is granted after them.
 async fn granted_once_the_old_is_gone(
     server: &Server,
     engine: &ZooKeeper,
@@ -92,7 +92,7 @@ async fn granted_once_the_old_is_gone(
     let near = client(server.url()).await;
     assert_eq!(near.force_release("ended", "a test").await.expect("an answer").len(), 1);
     let woken = soon("the hand-off", engine.wait(&waits.key)).await.expect("a bell");
-    assert!(matches!(woken, Wake::Holds { fence: now } if now > fence) || woken == Wake::Ask);
+    assert!(matches!(woken, Wake::Holds { fence: now, .. } if now > fence) || woken == Wake::Ask);
     let standing = engine.claim(waits).await.expect("an answer");
     assert!(matches!(standing, Standing::Held { fence: now, .. } if now > fence), "{standing:?}");
     engine.release(std::slice::from_ref(&waits.key)).await.expect("an answer");
@@ -110,7 +110,7 @@ async fn f86_new_session_stands_behind_the_nodes_of_an_old_one_that_lives() {
         let standing = soon("an answer", engine.claim(&second)).await.expect("one");
         assert!(matches!(standing, Standing::Queued { ahead: 1, .. }), "{standing:?}");
     }
-    // The old lease is lost, although whoever has its token could take its session up.
+    // The old lease is lost, although a client with its token could take its session over.
     let standing = engine.renew(&renewal(&first)).await.expect("an answer");
     assert!(matches!(standing[..], [Ok(Standing::Out { .. })]), "{standing:?}");
     let standing = engine.renew(&renewal(&second)).await.expect("an answer");
@@ -125,7 +125,7 @@ async fn f86_f87_claim_whose_answer_was_lost_is_not_found_on_an_old_session_that
     let server = server().await;
     let (proxy, engine, first, fence) = held_on_a_session_that_is_over(&server).await;
     let old = claims(&server);
-    // The new session is there before anything is lost.
+    // The new session is open before the proxy loses an answer.
     let other = claim("other");
     assert!(matches!(engine.claim(&other).await, Ok(Standing::Held { .. })));
     proxy.lose_reply_to("/ended/", AfterLoss::Reset);

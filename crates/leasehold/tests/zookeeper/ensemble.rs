@@ -1,4 +1,4 @@
-//! Members that die, stop and come back while locks are held and waited for.
+//! Members that die, stop and come back while clients hold and wait for locks.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use super::support::*;
 /// Long enough for an election on a busy machine, short enough to see several renewals.
 const TTL: Duration = Duration::from_secs(12);
 
-/// A lease that is held and a claim that waits for it, by clients that know all members.
+/// A held lease and a claim that waits for it, by clients that know all members.
 async fn held_and_waited_for(group: &Group, name: &str) -> (Client, leasehold::Lease, Waiter) {
     let [one, two] = [client(group.url()).await, client(group.url()).await];
     let lease = one.mutex(name).ttl(TTL).lock().await.expect("it is free");
@@ -19,7 +19,7 @@ async fn held_and_waited_for(group: &Group, name: &str) -> (Client, leasehold::L
     (one, lease, waiter)
 }
 
-/// Sees a lease renewed, and never lost meanwhile.
+/// Checks that a lease is renewed, and never lost meanwhile.
 async fn renewed(lease: &leasehold::Lease, waiter: &Waiter) {
     let before = lease.safe_until();
     until("a renewal", async || {
@@ -157,7 +157,7 @@ async fn f91_without_a_majority_leases_are_lost_in_time_and_nothing_is_granted()
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f91_server_that_is_cut_off_but_answers_keeps_no_lease() {
-    // A server goes on for so many ticks before it notices that the leader is silent.
+    // A server goes on for this many ticks before it notices that the leader is silent.
     let group = Zookeeper::new().setting("syncLimit", "60").start_ensemble().await;
     let group = group.expect("an ensemble");
     let leader = leader(&group).await;
@@ -177,9 +177,9 @@ async fn f91_server_that_is_cut_off_but_answers_keeps_no_lease() {
     leaves_nothing(server, [client]).await;
 }
 
-/// Puts a proxy into every way between one server and the others: where it reaches them, and where
-/// they reach it. Each server reads its own file of who is where.
-async fn ways(group: &Group, alone: usize) -> Vec<Proxy> {
+/// Puts a proxy before each connection between one server and the others, in both directions. Each
+/// server reads its own file of addresses.
+pub(crate) async fn ways(group: &Group, alone: usize) -> Vec<Proxy> {
     let file = |index: usize| group.servers()[index].folder().join("zoo.cfg");
     let mut files: Vec<String> = (0..group.servers().len())
         .map(|index| std::fs::read_to_string(file(index)).expect("its settings"))
@@ -209,8 +209,8 @@ async fn ways(group: &Group, alone: usize) -> Vec<Proxy> {
     proxies
 }
 
-/// Has a member lead: whoever leads instead of it is started again.
-async fn lead(group: &Group, wanted: usize) {
+/// Makes a member the leader: restarts each other leader.
+pub(crate) async fn lead(group: &Group, wanted: usize) {
     soon("it to lead", async {
         loop {
             match leader(group).await {
@@ -222,7 +222,7 @@ async fn lead(group: &Group, wanted: usize) {
     .await;
 }
 
-/// The url of all but one member.
+/// The url of all members but one.
 fn url_of_others(group: &Group, without: usize) -> String {
     let rest = others(group, without).map(|server| server.address().to_string());
     format!("zk://{}", rest.collect::<Vec<_>>().join(","))
@@ -232,12 +232,12 @@ fn leads(server: &Server) -> bool {
     says(server.address(), "srvr").is_some_and(|text| text.contains("Mode: leader"))
 }
 
-/// The leader believes in itself for longer than the others do, so that for a while there are two:
-/// the old one answers whatever needs no majority.
+/// The leader believes in itself for longer than the others do, so for a while there are two. The
+/// old one answers every request that needs no majority.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f91_leader_that_is_cut_off_loses_its_clients_before_the_others_go_on() {
     let group = ensemble().await;
-    // Among equals the last one is elected.
+    // Among equals the members elect the last one.
     let alone = group.servers().len() - 1;
     let server = &group.servers()[alone];
     let settings = server.folder().join("zoo.cfg");
@@ -271,7 +271,7 @@ async fn f91_leader_that_is_cut_off_loses_its_clients_before_the_others_go_on() 
     leaves_nothing(server, [few, many]).await;
 }
 
-/// That it was longer is shown by the one who is granted: only the end of a session lets it in.
+/// The next grant shows that the stop was long enough: only the end of the session allows it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f92_leader_stopped_for_longer_than_a_session_loses_only_whose_way_it_was() {
     let group = ensemble().await;
@@ -293,7 +293,7 @@ async fn f92_leader_stopped_for_longer_than_a_session_loses_only_whose_way_it_wa
     assert!(next.fence() > lost.fence());
     renewed(&kept, &waits).await;
     server.continue_process().expect("it is stopped");
-    // What it knew when it was stopped does no harm.
+    // The old leader's knowledge from before the stop does no harm.
     let other = soon("the way back", only.mutex("other").lock()).await.expect("a lease");
     assert_ne!(soon("an answer", lost.release()).await.ok(), Some(Released::Released));
     assert!(next.is_held() && other.is_held());

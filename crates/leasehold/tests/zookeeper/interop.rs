@@ -1,5 +1,5 @@
-//! kazoo's `Lock` and Curator's `InterProcessMutex`, the real ones: each excludes us and we it, in
-//! both directions, in the dialects that say so.
+//! The real kazoo `Lock` and Curator `InterProcessMutex`. Each excludes leasehold, and leasehold
+//! excludes each, in the dialects that promise it.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use leasehold_testkit::{Peer, PeerKind, Server};
 
 use super::support::*;
 
-/// A peer's name for our `demo`: it locks the node that it is told.
+/// A peer's name for leasehold's `demo`: a peer locks the node with this path.
 const THEIRS: &str = "locks/demo";
 
 const WAIT: Duration = Duration::from_secs(30);
@@ -18,7 +18,7 @@ async fn peer(kind: PeerKind, server: &Server) -> Peer {
     Peer::spawn(kind, &[server.url()]).await.expect("a peer")
 }
 
-/// Whom a dialect speaks to.
+/// Each dialect with the packages that it excludes.
 fn dialects() -> Vec<(&'static str, PeerKind)> {
     vec![
         ("", PeerKind::Kazoo),
@@ -71,7 +71,7 @@ async fn we_are_excluded_by_peers_and_get_the_lock_after_them() {
     }
 }
 
-/// A dialect that is not the peer's: we wait for it, and it does not for us.
+/// In another dialect than the peer's, leasehold waits for the peer, and the peer does not wait.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn clients_of_another_dialect_are_waited_for_and_do_not_wait() {
     let server = server().await;
@@ -94,7 +94,7 @@ async fn clients_of_another_dialect_are_waited_for_and_do_not_wait() {
     }
 }
 
-/// Our mode, their half of the read/write lock, and whether both may have it.
+/// Leasehold's mode, kazoo's half of the read/write lock, and whether both may hold.
 const HALVES: [(Mode, PeerKind, bool); 4] = [
     (Mode::Shared, PeerKind::KazooRead, true),
     (Mode::Shared, PeerKind::KazooWrite, false),
@@ -165,7 +165,7 @@ async fn kazoo_curator_and_we_take_turns_and_nobody_is_beside_another() {
     const ROUNDS: usize = 15;
     let server = server().await;
     let inside = Arc::new(AtomicUsize::new(0));
-    // kazoo and Curator do not see each other, so each meets us alone.
+    // kazoo and Curator do not see each other, so each meets leasehold alone.
     for kind in [PeerKind::Kazoo, PeerKind::Curator] {
         let mut tasks = Vec::new();
         for _ in 0..2 {

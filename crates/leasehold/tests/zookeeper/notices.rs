@@ -1,7 +1,7 @@
-//! Notices of long waits: where they are, and that none stays behind.
+//! Notices of long waits: where they are, and that none is left behind.
 
 use leasehold::claim::{Claim, Holder, Standing, Ttl};
-use leasehold::engine::{Engine, Notice, Query, Wait};
+use leasehold::engine::{Engine, Notice, Query, Wait, WaitNotices};
 use leasehold::zookeeper::ZooKeeper;
 use leasehold::{Name, connect};
 use leasehold_testkit::{Server, bare};
@@ -29,7 +29,7 @@ async fn notice_is_in_no_line_and_is_gone_once_its_client_is_closed() {
     let engine = ZooKeeper::open(server.url()).await.expect("a connection");
     let other = ZooKeeper::open(server.url()).await.expect("a connection");
     let holder = Holder::fresh();
-    // Before any claim was made, so that nothing of the store is there yet.
+    // Before the first claim, so that the store does not exist yet.
     engine.announce(&notice(&holder)).await.expect("an answer");
     assert_eq!(notices(&server).len(), 1);
     assert!(claims(&server).is_empty(), "no line has it");
@@ -46,7 +46,7 @@ async fn notice_is_in_no_line_and_is_gone_once_its_client_is_closed() {
 async fn notice_does_not_stay_with_a_session_that_is_left_to_a_detached_lease() {
     let server = server().await;
     let engine = ZooKeeper::open(server.url()).await.expect("a connection");
-    // On the session that the store was opened with, which is also the one that tells of waits.
+    // On the session that opened the store, which also announces waits.
     let claim = Claim { ttl: Ttl::DEFAULT.get(), join: false, ..bare::claim("kept") };
     assert!(matches!(engine.claim(&claim).await, Ok(Standing::Held { .. })));
     engine.announce(&notice(&claim.holder)).await.expect("an answer");

@@ -41,7 +41,7 @@ async fn is_queued(engine: &ZooKeeper, claim: &Claim) -> bool {
     matches!(standings[..], [Ok(Standing::Queued { .. })])
 }
 
-/// Nobody asks or sends a heartbeat here: only what is watched tells.
+/// No client asks or sends a heartbeat here: only a watch reports a change.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn permits_behind_more_than_are_watched_are_granted_once_all_of_those_left() {
     let server = server().await;
@@ -50,10 +50,11 @@ async fn permits_behind_more_than_are_watched_are_granted_once_all_of_those_left
     let waits = permits(1, 2);
     let standing = last.claim(&waits).await.expect("a place");
     assert!(matches!(standing, Standing::Queued { ahead: 72, .. }), "{standing:?}");
-    // All but the last of the line are watched once by its session, and the nearest by this one.
+    // The line's session watches each of its claims but the last once, and this one watches the
+    // nearest.
     assert_eq!(counted(&server, "zk_watch_count"), (2 + MANY - 1 + 64) as u64);
     let holds = ahead.drain(..2).collect::<Vec<_>>();
-    // Those nearest to it first.
+    // The nearest claims leave first.
     ahead.reverse();
     leave(&line, ahead).await;
     let [first, second] = <[Claim; 2]>::try_from(holds).expect("two");
@@ -68,7 +69,7 @@ async fn permits_behind_more_than_are_watched_are_granted_once_all_of_those_left
     leaves_nothing(&server, []).await;
 }
 
-/// The first in line leave first: nobody watches them from so far behind.
+/// The first in line leave first: no claim watches them from so far behind.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn permits_given_back_far_ahead_are_granted_in_order_of_arrival() {
     let server = server().await;
@@ -102,7 +103,8 @@ async fn permits_given_back_far_ahead_are_granted_in_order_of_arrival() {
     leaves_nothing(&server, [waits]).await;
 }
 
-/// The nearest leaves: it is heard of at once, and the other claims behind it stay where they are.
+/// The nearest leaves: the waiter hears of it at once, and the other claims behind it keep their
+/// places.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn permit_given_back_near_by_is_heard_of_without_a_heartbeat() {
     let server = server().await;

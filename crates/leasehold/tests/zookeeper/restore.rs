@@ -1,4 +1,4 @@
-//! Data folders that are put back: fences go back, and what becomes of that.
+//! Data folders that are restored: fences go back, and the clients notice it.
 
 use std::path::Path;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use leasehold_testkit::Server;
 
 use super::support::*;
 
-/// Where a server keeps its snapshots and logs, below its folder.
+/// The folder of a server's snapshots and logs, below its own folder.
 const DATA: &str = "version-2";
 
 fn copy(from: &Path, to: &Path) {
@@ -39,7 +39,7 @@ async fn restore(server: &Server) {
     start(server).await;
 }
 
-/// A lease taken and given back; its fence.
+/// Takes a lease and gives it back; returns its fence.
 async fn turn(client: &Client, ttl: Duration) -> Result<u64> {
     let lease = client.mutex("n").ttl(ttl).lock().await?;
     let fence = lease.fence();
@@ -66,13 +66,14 @@ async fn f129_restored_data_gives_old_fences_until_its_epoch_is_bumped() {
         last = turn(&lived, LONG).await.expect("a turn");
     }
     drop(guard.enter("account", last).await.expect("the newest"));
-    // The second time the backup takes the bump back as well.
+    // The second time the backup also takes back the bump.
     for seconds in [60, 70] {
         restore(&server).await;
         let again = turn_of_another(&server).await;
         assert!(again < last, "fences went back: {again} after {last}");
         assert!(guard.enter("account", again).await.is_err(), "and what checks them refuses");
-        // On a session of another ttl: servers do not let one in that has seen more than they have.
+        // On a session of another ttl: servers refuse a client that has seen later changes than
+        // they have.
         let fresh = Duration::from_secs(seconds);
         let refused = turn(&lived, fresh).await.expect_err("it knows better");
         assert!(matches!(refused, Error::SetBack { .. }), "{refused}");
@@ -86,7 +87,8 @@ async fn f129_restored_data_gives_old_fences_until_its_epoch_is_bumped() {
         drop(guard.enter("account", last).await.expect("the newest"));
         soon("the close", admin.close()).await.expect("an answer");
     }
-    // Bumped before anybody asks: the record is written as often as the one that was known.
+    // Bumped before a client asks: the record has been written as often as the one that the client
+    // knows.
     restore(&server).await;
     let admin = client(server.url()).await;
     admin.bump_epoch(None).await.expect("bumped");

@@ -1,4 +1,4 @@
-//! Sessions: shared, ended by the ensemble, left open on purpose, and never taken for another.
+//! Sessions: shared, ended by the ensemble, left open on purpose, and never mistaken for another.
 
 use std::time::Duration;
 
@@ -7,8 +7,8 @@ use leasehold_testkit::{Direction, Proxy, Server, Zookeeper};
 
 use super::support::*;
 
-/// A server whose sessions are shorter than the ttls of these tests: what a session proves is then
-/// all that a lease has.
+/// A server whose sessions are shorter than the ttls of these tests. Then a lease only lasts for
+/// the time that its session proves.
 async fn brief_sessions() -> Server {
     let server = Zookeeper::new().setting("maxSessionTimeout", "3000").start().await;
     server.expect("a server")
@@ -30,7 +30,7 @@ async fn lost_before_the_session_ends(server: Server, ttl: Duration) {
     let near = client(server.url()).await;
     let lease = far.mutex("ended").ttl(ttl).lock().await.expect("free");
     let old = claims(&server);
-    // A renewal counts from other words to the server than the claim did.
+    // A renewal counts from another request to the server than the claim did.
     let before = lease.safe_until();
     until("a renewal", async || lease.safe_until() > before).await;
     proxy.block(Direction::Both);
@@ -94,7 +94,7 @@ async fn client_that_is_dropped_and_not_closed_ends_its_sessions() {
     let server = server().await;
     let client = connect(server.url()).await.expect("a connection");
     let lease = client.mutex("dropped").ttl(LONG).lock().await.expect("free");
-    // A renewal leaves a word of the session in the store.
+    // A renewal writes a record of the session into the store.
     lease.extend(LONG).await.expect("an answer");
     lease.release().await.expect("an answer");
     assert_ne!(counted(&server, "zk_global_sessions"), 0);
@@ -104,8 +104,8 @@ async fn client_that_is_dropped_and_not_closed_ends_its_sessions() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn all_that_tells_of_a_detached_lease_goes_with_it_whoever_ends_it() {
-    let server = server().await;
+async fn nodes_that_describe_a_detached_lease_go_with_it() {
+    let server = server_with_long_sessions().await;
     let other = client(server.url()).await;
     for evicts in [false, true] {
         let first = client(server.url()).await;
@@ -123,8 +123,8 @@ async fn all_that_tells_of_a_detached_lease_goes_with_it_whoever_ends_it() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_somebody_with_a_handle_said_of_a_lease_goes_with_it() {
-    let server = server().await;
+async fn changes_made_by_handle_go_with_their_lease() {
+    let server = server_with_long_sessions().await;
     let [one, two] = [client(server.url()).await, client(server.url()).await];
     let lease = one.mutex("said").ttl(LONG).lock().await.expect("free");
     let taken_up = two.adopt(&lease.handle()).await.expect("it is held");
@@ -177,7 +177,7 @@ async fn adopted_lease_outlives_the_ttl_that_its_living_first_client_counts() {
         lease.safe_until().since(begun) > ttl * 3
     })
     .await;
-    // Nobody renews any more, and the first client ends it.
+    // No client renews any more, and the first client ends it.
     drop(lease.detach().await.expect("a handle"));
     until("the end of its ttl", async || two.show("kept").await.expect("an answer").is_none())
         .await;
@@ -186,7 +186,7 @@ async fn adopted_lease_outlives_the_ttl_that_its_living_first_client_counts() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn client_has_eight_sessions_at_most_and_the_longest_is_long_enough_for_whoever_shares_it() {
+async fn client_has_at_most_eight_sessions_and_the_longest_serves_every_longer_ttl() {
     let server = Zookeeper::new().setting("maxSessionTimeout", "600000").start().await;
     let server = server.expect("a server");
     let client = client(server.url()).await;
@@ -204,7 +204,7 @@ async fn client_has_eight_sessions_at_most_and_the_longest_is_long_enough_for_wh
     leaves_nothing(&server, [client]).await;
 }
 
-/// Far away is further than a client waits before it takes its session back the first time.
+/// Longer than a client waits before it takes its session back the first time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn handle_is_good_far_away_although_the_client_that_made_the_lease_lives() {
     let server = server().await;
@@ -239,7 +239,7 @@ async fn ttl_beyond_the_longest_session_lasts_as_long_as_that_proves_and_is_rene
     let mut waiter = Waiter::start(client.claim("long").ttl(LONG));
     until_waiting(&client, "long", 1).await;
     assert_eq!(lease.release().await.expect("an answer"), Released::Released);
-    // Patience is longer than what the session proves, so it confirms what it heard.
+    // Patience is longer than the time that the session proves, so the client confirms the grant.
     let next = waiter.granted().await;
     assert!(next.time_left() <= Duration::from_secs(3), "{:?}", next.time_left());
     leaves_nothing(&server, [client]).await;
@@ -274,9 +274,9 @@ async fn lines_that_nobody_uses_are_removed_by_the_servers() {
         let mutex = client.mutex(format!("once:{index}"));
         mutex.lock().await.expect("free").release().await.expect("an answer");
     }
-    // What is left is the store's own node, and what is below it.
+    // Only the store's own node, and the nodes below it, are left.
     until("no lines", async || nodes() <= 12).await;
-    // One that was removed is made anew.
+    // The client makes a removed node again.
     let mutex = client.mutex("once:7");
     mutex.lock().await.expect("free").release().await.expect("an answer");
     leaves_nothing(&server, [client]).await;

@@ -1,23 +1,24 @@
-//! What somebody with the handle of one lease does to the session that others count on.
+//! Effects of a client with one lease's handle on a session that other leases count on.
 
 use std::time::Duration;
 
+use leasehold::clock::{Clock as _, SystemClock};
 use leasehold::{Client, Handle, Lease, LeaseState, Released};
 use leasehold_testkit::{Direction, Proxy, Server, Zookeeper};
 
 use super::support::*;
 
-const BRIEF: Duration = Duration::from_secs(1);
-/// Many times as long as what is brief, and short enough to be waited for.
-const LONGER: Duration = Duration::from_secs(8);
+const BRIEF: Duration = Duration::from_secs(2);
+/// Many times as long as a brief ttl, and short enough for a test to wait.
+const LONGER: Duration = Duration::from_secs(12);
 
-/// Allows sessions as brief as those here.
+/// A server that allows sessions as brief as those here.
 async fn server() -> Server {
     let server = Zookeeper::new().setting("tickTime", "500").setting("minSessionTimeout", "1000");
     server.setting("maxSessionTimeout", "600000").start().await.expect("a server")
 }
 
-/// A client that can be cut off, one that comes with a handle of its, and one that waits.
+/// A client that can be cut off, one that has a handle of its lease, and one that waits.
 struct Scene {
     server: Server,
     proxy: Proxy,
@@ -35,14 +36,14 @@ impl Scene {
         Self { server, proxy, far, visitor, next }
     }
 
-    /// Cuts the holder off at the very moment at which somebody keeps what `visited` is the handle
-    /// of for less, and sees that nobody is granted while it believes in its lease.
+    /// Cuts the holder off at the moment at which the visitor adopts `visited` for a shorter time.
+    /// Checks that no claim is granted while the holder believes in its lease.
     async fn loses_before_the_next(self, lease: Lease, visited: Handle) {
         let Self { server, proxy, far, visitor, next } = self;
         let mut waiter = Waiter::start(next.claim("believed").ttl(LONG));
         until_waiting(&next, "believed", 1).await;
         proxy.block(Direction::Both);
-        let kept = visitor.adopt_with(&visited, BRIEF).await.expect("it is held");
+        let kept = visitor.adopt_at_most(&visited, BRIEF).await.expect("it is held");
         drop(kept.detach().await.expect("a handle"));
         let granted = waiter.granted().await;
         assert_eq!(lease.state(), LeaseState::Lost, "two believe that they hold it");
@@ -68,9 +69,9 @@ async fn lease_that_was_left_outlives_another_of_its_client_that_is_kept_briefly
     let (brief, stays) = (left("brief").await, left("stays").await);
     soon("the close", first.close()).await.expect("an answer");
     let other = client(server.url()).await;
-    let kept = other.adopt_with(&brief, BRIEF).await.expect("it is held");
+    let kept = other.adopt_at_most(&brief, BRIEF).await.expect("it is held");
     drop(kept.detach().await.expect("a handle"));
-    // A claim that is made now is on a session of that length, and ends in time to tell.
+    // A new claim is on a session of that length, and its end shows that the time is over.
     let clock = client(server.url()).await;
     let ticks = clock.mutex("clock").ttl(BRIEF * 2).lock().await.expect("free");
     drop(ticks.detach().await.expect("a handle"));
@@ -85,24 +86,30 @@ async fn lease_that_was_left_outlives_another_of_its_client_that_is_kept_briefly
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn lease_that_was_left_alone_ends_as_soon_as_whoever_kept_it_last_said() {
+async fn lease_that_was_left_alone_does_not_end_sooner_by_a_renewal_with_a_shorter_ttl() {
     let server = server().await;
     let first = client(server.url()).await;
-    let lease = first.mutex("alone").ttl(LONG).lock().await.expect("free");
-    let beside = first.mutex("beside").ttl(LONG).lock().await.expect("free");
+    let lease = first.mutex("alone").ttl(LONGER).lock().await.expect("free");
     let handle = lease.detach().await.expect("a handle");
-    beside.release().await.expect("an answer");
     soon("the close", first.close()).await.expect("an answer");
     let other = client(server.url()).await;
-    let kept = other.adopt_with(&handle, BRIEF).await.expect("it is held");
-    assert!(kept.is_held());
+    let kept = other.adopt_at_most(&handle, BRIEF).await.expect("it is held");
+    let safe_until = kept.safe_until();
     drop(kept.detach().await.expect("a handle"));
-    until("its end", async || !has_claim(&server, "alone")).await;
+    // A new claim is on a session that is long enough for twice the shorter ttl.
+    let clock = client(server.url()).await;
+    let ticks = clock.mutex("clock").ttl(BRIEF * 2).lock().await.expect("free");
+    drop(ticks.detach().await.expect("a handle"));
+    soon("the close", clock.close()).await.expect("an answer");
+    until("the end of what is as brief", async || !has_claim(&server, "clock")).await;
+    assert!(has_claim(&server, "alone"), "it ended sooner");
+    assert!(safe_until > SystemClock.now(), "its owner was told so");
+    other.release(&handle).await.expect("an answer");
     leaves_nothing(&server, [other]).await;
 }
 
-/// The client that holds both is cut off at the very moment at which somebody keeps one of them
-/// for less: it goes on to believe in the other for as long as it knew.
+/// The client that holds both is cut off at the moment at which the visitor adopts one of them for
+/// a shorter time. It still believes in the other for as long as it knew.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn holder_that_is_cut_off_is_lost_before_the_next_although_its_session_was_taken_up_briefly()
 {
@@ -112,7 +119,7 @@ async fn holder_that_is_cut_off_is_lost_before_the_next_although_its_session_was
     scene.loses_before_the_next(lease, visited.handle()).await;
 }
 
-/// The same, where the session grew since the claim that is kept for less was made.
+/// The same, where the session grew after the adopted claim was made.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn holder_counts_on_what_its_session_was_stretched_to() {
     let scene = Scene::start().await;
@@ -123,7 +130,7 @@ async fn holder_counts_on_what_its_session_was_stretched_to() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_tells_of_a_session_goes_with_the_last_lease_that_was_left_on_it() {
+async fn record_of_a_session_goes_with_the_last_lease_that_was_left_on_it() {
     let server = server().await;
     let other = client(server.url()).await;
     for evicts in [false, true] {
@@ -161,9 +168,9 @@ async fn session_whose_last_lease_others_gave_back_ends_with_its_client() {
     leaves_nothing(&server, [other]).await;
 }
 
-/// Servers that heard of the session before, or a new leader, may know it as it was at first.
+/// Servers that heard of the session before, or a new leader, may know only its first timeout.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whoever_keeps_a_lease_that_was_left_counts_on_no_more_than_its_first_session() {
+async fn keeper_of_a_left_lease_counts_on_no_more_than_its_first_session() {
     let server = server().await;
     let first = client(server.url()).await;
     let lease = first.mutex("left").ttl(BRIEF * 2).lock().await.expect("free");
@@ -182,8 +189,8 @@ async fn whoever_keeps_a_lease_that_was_left_counts_on_no_more_than_its_first_se
     leaves_nothing(&server, [other]).await;
 }
 
-/// What tells that a session grew is not taken away with a lease that its client has not counted
-/// yet.
+/// The release of one lease does not remove the record that its session grew. The client has not
+/// counted that lease yet.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn session_that_grew_is_known_to_have_grown_after_a_lease_on_it_was_given_back_by_others() {
     let scene = Scene::start().await;

@@ -1,4 +1,4 @@
-//! Servers, clients of them, what servers say of themselves, and waiting for facts.
+//! Servers, their clients, the servers' own counts, and waiting for facts.
 
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -13,14 +13,20 @@ use tokio::task::JoinHandle;
 
 pub(crate) use leasehold_testkit::waiting::{EVENT_MAX, soon, until, until_waiting};
 
-/// Far beyond every test, so that what is left behind is seen.
+/// Far beyond every test, so that the test sees every claim that is left behind.
 pub(crate) const LONG: Duration = Duration::from_secs(300);
 
-/// Where a store is whose url has no path.
+/// The root of a store whose url has no path.
 const ROOT: &str = "/locks";
 
 pub(crate) async fn server() -> Server {
     Zookeeper::new().start().await.expect("a server")
+}
+
+/// A server that keeps unrenewed claims for longer than any test takes.
+pub(crate) async fn server_with_long_sessions() -> Server {
+    let server = Zookeeper::new().setting("maxSessionTimeout", "1000000");
+    server.start().await.expect("a server")
 }
 
 pub(crate) async fn ensemble() -> Group {
@@ -31,7 +37,7 @@ pub(crate) async fn client(url: &str) -> Client {
     connect(url).await.expect("a connection")
 }
 
-/// What a server answers to one of its four-letter words.
+/// The answer of a server to one of its four-letter words.
 pub(crate) fn says(server: SocketAddr, word: &str) -> Option<String> {
     let limit = Duration::from_secs(5);
     let mut stream = TcpStream::connect_timeout(&server, limit).ok()?;
@@ -42,14 +48,14 @@ pub(crate) fn says(server: SocketAddr, word: &str) -> Option<String> {
     Some(text)
 }
 
-/// A number that a server counts.
+/// One of the server's counts.
 pub(crate) fn counted(server: &Server, what: &str) -> u64 {
     let text = says(server.address(), "mntr").expect("it answers");
     let line = text.lines().find_map(|line| line.strip_prefix(&format!("{what}\t")));
     line.and_then(|number| number.trim().parse().ok()).expect(what)
 }
 
-/// Which member leads, by its place in the group.
+/// The place of the leader in the group.
 pub(crate) async fn leader(group: &Group) -> usize {
     let leads = |server: &Server| {
         says(server.address(), "srvr").is_some_and(|text| text.contains("Mode: leader"))
@@ -65,7 +71,7 @@ pub(crate) async fn leader(group: &Group) -> usize {
     .await
 }
 
-/// The nodes in a store that end with a session, but those of the library's own.
+/// The nodes in a store that end with a session, without those of the library's own.
 pub(crate) fn claims(server: &Server) -> Vec<String> {
     let text = says(server.address(), "dump").expect("it answers");
     let nodes = text.lines().filter_map(|line| line.strip_prefix('\t'));
@@ -78,12 +84,12 @@ pub(crate) async fn until_empty(server: &Server) {
     until("an empty store", async || claims(server).is_empty()).await;
 }
 
-/// Closes clients, and sees that nothing of them stays: all nodes are read, whatever they are.
+/// Closes clients, and checks that none of their nodes stays: reads all nodes, of whatever kind.
 pub(crate) async fn leaves_nothing(server: &Server, clients: impl IntoIterator<Item = Client>) {
     leaves_nothing_at(server, (ROOT, None), clients).await;
 }
 
-/// The same of a store elsewhere, and with the `USER:PASSWORD` that its nodes belong to.
+/// The same for a store elsewhere, whose nodes belong to this `USER:PASSWORD`.
 pub(crate) async fn leaves_nothing_at(
     server: &Server,
     (root, login): (&str, Option<&str>),
@@ -95,7 +101,7 @@ pub(crate) async fn leaves_nothing_at(
     let mut left = None;
     let emptied = tokio::time::timeout(EVENT_MAX, async {
         loop {
-            // A server that lost its leader answers when it has another.
+            // A server that lost its leader answers when it has another one.
             let nodes = znodes(server.plain_address(), "/", login).await;
             let litter = nodes.map(|nodes| {
                 let mut litter = litter(&nodes, root);
@@ -113,12 +119,12 @@ pub(crate) async fn leaves_nothing_at(
     assert!(emptied.is_ok(), "left behind: {left:?}");
 }
 
-/// Whether a node is there before any store is.
+/// Whether a node exists before any store does.
 fn is_the_servers(path: &str) -> bool {
     path == "/" || path == "/zookeeper" || path.starts_with("/zookeeper/")
 }
 
-/// Closes engines that are used without a client.
+/// Closes engines that a test uses without a client.
 pub(crate) async fn close<'a>(engines: impl IntoIterator<Item = &'a ZooKeeper>) {
     for engine in engines {
         soon("the close", engine.close()).await.expect("an answer");

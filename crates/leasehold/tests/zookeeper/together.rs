@@ -1,5 +1,5 @@
-//! Many tasks at once: their claims and releases go out together, and what becomes of one is
-//! nobody else's concern.
+//! Many tasks at once: the client batches their claims and releases, and the result of one does not
+//! affect the others.
 
 use std::collections::HashMap;
 use std::io::{Read as _, Write as _};
@@ -16,14 +16,14 @@ use tokio::task::JoinHandle;
 use super::support::*;
 
 const CROWD: usize = 64;
-/// Nodes of one claim: one for kazoo's eyes, one for Curator's.
+/// Nodes of one claim: one that kazoo reads, one that Curator reads.
 const NODES: usize = 2;
 
 fn name(index: usize) -> String {
     format!("crowd:{index}")
 }
 
-/// Locks a name for each of a crowd, all at a time.
+/// Locks all names at the same time.
 async fn lock_all(client: &Client) -> Vec<Lease> {
     let locks = (0..CROWD).map(|index| async move {
         client.mutex(name(index)).ttl(LONG).lock().await.expect("it is free")
@@ -37,14 +37,14 @@ async fn release_all(leases: Vec<Lease>) -> Vec<Released> {
     released.into_iter().map(|released| released.expect("an answer")).collect()
 }
 
-/// Locks everything once, so that nothing has to be found out any more.
+/// Locks everything once, so that the client has learned everything about the store.
 async fn warm(client: &Client) {
     for _ in 0..2 {
         release_all(lock_all(client).await).await;
     }
 }
 
-/// Each of a crowd in a task of its own.
+/// Locks each name in a task of its own.
 fn crowd(client: &Client) -> Vec<JoinHandle<leasehold::Result<Lease>>> {
     let mutexes = (0..CROWD).map(|index| client.mutex(name(index)).ttl(LONG));
     mutexes.map(|mutex| tokio::spawn(async move { mutex.lock().await })).collect()
@@ -57,7 +57,7 @@ async fn far_from(server: &Server) -> (Proxy, Client) {
     (proxy, far)
 }
 
-/// Every name is held once, by the lease that says so.
+/// Checks that each name is held once, by its lease.
 async fn each_holds_its_own(client: &Client, leases: &[Lease]) {
     for lease in leases {
         let line = client.show(lease.name()).await.expect("an answer").expect("it is held");
@@ -83,7 +83,7 @@ async fn locks_of_many_tasks_are_fewer_requests_than_two_each_and_fences_rise_by
         }
         assert_eq!(release_all(leases).await, vec![Released::Released; CROWD]);
     }
-    // By themselves they would be two for each.
+    // Each alone would take two requests.
     let requests = counted(&server, "zk_packets_received") - before;
     let alone = (2 * CROWD * ROUNDS) as u64;
     assert!(requests < alone / 2, "{requests} requests, {alone} by themselves");
@@ -128,7 +128,7 @@ async fn tasks_that_are_aborted_at_any_moment_leave_nothing() {
     warm(&client).await;
     for round in 0..ROUNDS {
         let tasks = crowd(&client);
-        // From before anything is sent to after all is answered.
+        // From before the first request is sent to after the last answer.
         tokio::time::sleep(Duration::from_micros(round * 300)).await;
         for task in tasks.iter().step_by(2) {
             task.abort();
@@ -153,8 +153,8 @@ fn last_transaction(server: &Server) -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_given_up_while_it_is_kept_is_never_sent() {
-    /// As many as go out by themselves.
+async fn claim_that_is_cancelled_before_it_is_sent_is_never_sent() {
+    /// As many claims as the client sends at once.
     const FIRST: usize = 4;
     let server = server().await;
     let (proxy, far) = far_from(&server).await;
@@ -170,7 +170,7 @@ async fn what_is_given_up_while_it_is_kept_is_never_sent() {
     let others: Vec<_> = (FIRST..CROWD).map(lock).collect();
     let others = others.iter().map(leasehold::Mutex::lock);
     let mut others = Box::pin(tokio::task::unconstrained(join_all(others)));
-    // They are on their way to the session as far as they get by themselves.
+    // They are in flight to the session, as far as they get before the first answer.
     assert!(futures_util::poll!(&mut others).is_pending());
     drop(others);
     proxy.pass().await.expect("it passes");
@@ -276,7 +276,7 @@ async fn a_bump_of_the_epoch_meanwhile_makes_all_of_them_ask_again() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_crowd_goes_on_while_connections_are_reset() {
+async fn many_tasks_go_on_while_connections_are_reset() {
     let server = server().await;
     let (proxy, far) = far_from(&server).await;
     goes_on(&far, async |_| proxy.reset_all()).await;
@@ -285,7 +285,7 @@ async fn a_crowd_goes_on_while_connections_are_reset() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_crowd_goes_on_when_a_member_is_killed() {
+async fn many_tasks_go_on_when_a_member_is_killed() {
     let group = ensemble().await;
     let client = client(group.url()).await;
     warm(&client).await;
@@ -302,8 +302,8 @@ async fn a_crowd_goes_on_when_a_member_is_killed() {
     leaves_nothing(server, [client]).await;
 }
 
-/// Each of a crowd takes its name again and again, while something is done about every few turns.
-/// Whatever a turn comes to, the next one is right.
+/// Each task takes its name again and again, while `meanwhile` runs every few turns. Whatever the
+/// result of a turn, the next one is right.
 async fn goes_on(client: &Client, meanwhile: impl AsyncFn(usize)) {
     const TURNS: usize = 12;
     let (tell, mut told) = tokio::sync::mpsc::channel(CROWD);
@@ -312,7 +312,8 @@ async fn goes_on(client: &Client, meanwhile: impl AsyncFn(usize)) {
         tokio::spawn(async move {
             let (mut turns, mut last) = (0, 0);
             while turns < TURNS {
-                // What could not be reached is asked again; nobody else wants the name.
+                // The client asks again for a name that it could not reach; no other client wants
+                // it.
                 if let Ok(lease) = client.mutex(name(index)).ttl(LONG).lock().await {
                     assert!(lease.fence() > last, "{index}");
                     last = lease.fence();

@@ -1,4 +1,4 @@
-//! What the turns of a hand-off say: a table, and which targets they meet.
+//! The results of a hand-off's turns: a table, and the targets that they meet.
 
 use super::{PROCESSES, QUEUE, Served, TASKS, Targets, Turn};
 use crate::contender::{Outcome, Role};
@@ -6,9 +6,9 @@ use crate::contest::Round;
 use crate::report::{Report, Table, digits, span, times};
 use crate::stats::{Samples, median, ratio_of_rounds};
 
-/// What a server does now and then whoever asks, spread over the cycles of a round.
+/// Counts of the server's own background work, spread over the cycles of a round.
 const CYCLE_SLACK: f64 = 0.05;
-/// What clients add to the count when they start and end, spread over the grants to 200 waiters.
+/// Counts of clients that start and end, spread over the grants to 200 waiters.
 const GRANT_SLACK: f64 = 0.1;
 
 /// The sum of the limits' p50s in each round.
@@ -34,7 +34,7 @@ fn pooled(limit: &Outcome<Turn>) -> Samples {
     }))
 }
 
-/// How often two held at a time, whoever they were.
+/// How often two workers held at a time, over all contenders.
 pub(super) fn overlaps(outcomes: &[Outcome<Turn>]) -> usize {
     let turns = outcomes.iter().flat_map(|outcome| &outcome.rounds);
     turns
@@ -58,20 +58,20 @@ fn at_least(value: Option<f64>, least: f64) -> bool {
     value.is_some_and(|value| value >= least)
 }
 
-/// What the tables and the targets are made of.
+/// The parts of the tables and the targets.
 pub(super) struct Findings {
     pub(super) store: &'static str,
     pub(super) measure: &'static str,
-    /// What the server counts.
+    /// The name of the server's count.
     pub(super) what: &'static str,
-    /// What holders do.
+    /// How the holders pass the time: they wait or compute.
     pub(super) holders: &'static str,
     pub(super) targets: Targets,
     /// The measure in each round.
     pub(super) limits: Vec<Samples>,
 }
 
-/// What the rounds of a contest say together.
+/// The results of all rounds of a contest.
 struct Seen {
     spans: Samples,
     p50: Option<f64>,
@@ -81,7 +81,7 @@ struct Seen {
     is_given_back: bool,
     jain: Option<f64>,
     held: Option<f64>,
-    /// How long a holder held.
+    /// The time that a holder held.
     hold_ns: Option<f64>,
     stall_ns: u64,
 }
@@ -144,7 +144,7 @@ impl Findings {
         report.table(table);
     }
 
-    /// Puts what was promised into the report, and what came of it.
+    /// Puts the targets and their results into the report.
     pub(super) fn targets(
         &self,
         report: &mut Report,
@@ -166,7 +166,7 @@ impl Findings {
         }
     }
 
-    /// What a contest's rounds say; `None` of what is not a contest.
+    /// The results of a contest's rounds; `None` for other outcomes.
     fn seen(&self, outcome: &Outcome<Turn>, measure: Option<u64>) -> Option<Seen> {
         let rounds: Vec<(&Round, f64)> = outcome
             .rounds
@@ -229,7 +229,7 @@ impl Findings {
         if let Some(least) = targets.held_min {
             let target = format!("at least {:.0} %", least * 100.0);
             let met = at_least(seen.held, least);
-            // What it would be if each hand-off took no more than a wake-up.
+            // The held share if each hand-off took only a wake-up.
             let wake = median(self.limits.iter().filter_map(|limit| Some(limit.p50()? as f64)));
             let ceiling = wake.zip(seen.hold_ns).map(|(wake, hold)| hold / (hold + wake));
             let ceiling = percent(ceiling);

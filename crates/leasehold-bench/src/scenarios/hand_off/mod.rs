@@ -1,10 +1,10 @@
 //! Hand-off through a server, alike for all of them: 16 workers in 4 processes that each keep the
-//! lock for a millisecond, and 200 waiters who want it once.
+//! lock for a millisecond, and 200 waiters that want it once.
 //!
-//! What the store needs to wake somebody is measured in the same run, and is what hand-offs are
-//! compared with. Which targets there are is left to each store's scenario. They are about workers
-//! that wait for something while they hold; with workers that compute all of it is measured again,
-//! and shown below.
+//! Each run also measures the time that the store needs to wake a waiter, and compares hand-offs
+//! with it. Each store's scenario sets its targets. The targets are about workers that wait for
+//! something while they hold. The run measures all again with workers that compute, and shows that
+//! below.
 
 mod findings;
 
@@ -33,30 +33,30 @@ pub(crate) const TASKS: usize = 4;
 /// Waiters that want the lock once.
 const QUEUE: usize = 200;
 
-/// How long the workers contend in a round: with fewer than 16 grants each, equal shares can differ
-/// by so much in one grant that Jain's index is below its target.
+/// How long the workers contend in a round. With fewer than 16 grants each, a difference of one
+/// grant between equal shares can move Jain's index below its target.
 pub(crate) fn window(setting: &Setting) -> Duration {
     Duration::from_millis(setting.either(600, 1_500))
 }
 
-/// What differs from store to store.
+/// The parts that differ from store to store.
 pub(crate) struct HandOff<'a> {
     /// The store as the targets name it.
     pub(crate) store: &'static str,
     pub(crate) url: String,
-    /// Where those who ask every 10 ms do so; in nobody's way.
+    /// The URL for the workers that ask every 10 ms, apart from all others.
     pub(crate) poll_url: String,
-    /// What a hand-off cannot do without: it is compared with the sum of their p50s.
+    /// The steps that a hand-off needs at least. It is compared with the sum of their p50s.
     pub(crate) limits: Vec<Limit<'a>>,
-    /// What that sum is called.
+    /// The name of that sum.
     pub(crate) measure: &'static str,
-    /// The least that anybody could do who passes a lock on in this store.
+    /// The least work that can pass a lock on in this store.
     pub(crate) floor: Option<Floor>,
     pub(crate) counter: Counter<'a>,
     pub(crate) targets: Targets,
 }
 
-/// One thing that a hand-off cannot do without, and how it is measured.
+/// One step that a hand-off needs at least, and its measurement.
 pub(crate) struct Limit<'a> {
     name: &'static str,
     round: Rc<dyn Fn(Work) -> Result<Samples> + 'a>,
@@ -67,7 +67,7 @@ impl<'a> Limit<'a> {
         Self { name, round: Rc::new(round) }
     }
 
-    /// It, done by somebody who works like that in between.
+    /// The contender that measures it, and works like that in between.
     fn contender(&self, work: Work) -> Contender<'a, Turn> {
         let round = Rc::clone(&self.round);
         Contender::new(Role::Limit, self.name, move || round(work).map(Turn::Limit))
@@ -81,49 +81,49 @@ pub(crate) struct Floor {
     pub(crate) url: String,
 }
 
-/// What the server counts.
+/// A count that the server keeps.
 pub(crate) struct Counter<'a> {
     pub(crate) what: &'static str,
     pub(crate) count: Box<dyn Fn() -> Result<u64> + 'a>,
-    /// What one look at the line adds to it.
+    /// How much one read of the line adds to it.
     pub(crate) look: u64,
 }
 
-/// What was promised; what was not is shown all the same.
+/// The promises. Values without a promise are shown all the same.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Targets {
     /// The hand-off, in times of the measure.
     pub(crate) p50_max: Option<f64>,
     pub(crate) p99_max: Option<f64>,
-    /// How often the server counts in a cycle.
+    /// The most counts of the server in a cycle.
     pub(crate) cycle_max: u32,
-    /// Jain's index of at least 0.999, and nothing given back while others wait.
+    /// Jain's index of at least 0.999, and no grant back to the releaser while others wait.
     pub(crate) is_fair: bool,
     pub(crate) held_min: Option<f64>,
-    /// The longest time in which nobody had the lock although somebody wanted it.
+    /// The longest time in which the lock was free although a worker wanted it.
     pub(crate) stall_max: Option<Duration>,
-    /// 200 waiters; they are left out if there is no target.
+    /// The target for 200 waiters, which are left out without it.
     pub(crate) queue: Option<Served>,
-    /// How often the server counts for a grant to one of them.
+    /// The most counts of the server for a grant to one of them.
     pub(crate) grant_max: Option<u32>,
 }
 
-/// When the last of 200 waiters is to have had the lock.
+/// The target time until the last of 200 waiters has had the lock.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Served {
-    /// Within so many times what 200 times the measure takes.
+    /// Within this many times 200 times the measure.
     Measures(f64),
     Within(Duration),
 }
 
-/// What one turn gave.
+/// The result of one turn.
 enum Turn {
     Limit(Samples),
     Contest { round: Round, count: f64 },
     Queue { took: f64, count: Option<f64> },
 }
 
-/// Measures, and puts table and targets into a report.
+/// Measures, and makes a report with tables and targets.
 pub(crate) fn run(
     setting: &Setting,
     progress: &mut Progress,
@@ -188,8 +188,8 @@ pub(crate) fn run(
     Ok(report)
 }
 
-/// A round, and what a cycle of it costs. What workers cost when they start, all at once, and end
-/// is in a shorter round as well; what the longer one costs more is that of its further cycles.
+/// A round, and the server's count for one of its cycles. A shorter round has the same counts for
+/// the workers' start and end. So the difference between the two rounds comes from their cycles.
 fn contend(counter: &Counter<'_>, contest: &Contest) -> Result<Turn> {
     let short = Contest { window: contest.window / 4, ..contest.clone() };
     let before = (counter.count)()?;
@@ -202,7 +202,7 @@ fn contend(counter: &Counter<'_>, contest: &Contest) -> Result<Turn> {
     Ok(Turn::Contest { count: count / cycles as f64, round })
 }
 
-/// From the release that lets the first of 200 waiters in until the last one has the lock.
+/// Measures from the release that lets in the first of 200 waiters until the last one has the lock.
 fn queue(counter: Option<&Counter<'_>>, url: &str) -> Result<Turn> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let before = counter.map(|counter| (counter.count)()).transpose()?;
@@ -236,7 +236,7 @@ fn queue(counter: Option<&Counter<'_>>, url: &str) -> Result<Turn> {
     Ok(Turn::Queue { took: (last - begun) as f64, count })
 }
 
-/// Waits until so many are in line; returns how often it looked.
+/// Waits until this many claims wait in line; returns how often it read the line.
 pub(crate) async fn until_waiting(
     client: &leasehold::Client,
     waiters: usize,

@@ -1,10 +1,10 @@
-//! What is on the screen, cell by cell, at sizes from nothing to roomy.
+//! Tests of the screen, cell by cell, at sizes from nothing to roomy.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use leasehold::Mode;
-use leasehold::engine::{Counts, LineView, Totals};
+use leasehold::engine::{LineView, Totals};
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::style::{Color, Modifier};
@@ -75,7 +75,7 @@ fn the_screen_has_header_table_picture_and_keys() {
     assert_eq!(drawn[1..9], expected[1..9]);
     assert!(drawn[9].starts_with(expected[9]), "{}", drawn[9]);
     assert_eq!(drawn[10..15], expected[10..15]);
-    assert!(drawn[15].starts_with("by contention  q quit  arrows move"), "{}", drawn[15]);
+    assert!(drawn[15].starts_with("by contention  ? help  q quit"), "{}", drawn[15]);
     assert_eq!(model.page, 6);
 }
 
@@ -189,7 +189,7 @@ fn totals_and_rates_come_from_the_store_where_it_counts() {
         lost: 0.0,
         over_ms: 30_000,
     };
-    let totals = Totals { counts: Counts::default(), active: 5_000, waiting: 70 };
+    let totals = Totals { active: 5_000, waiting: 70, ..Totals::default() };
     let counted = Reading {
         more: true,
         totals: Some(totals),
@@ -245,7 +245,7 @@ fn states_are_said_in_words() {
     model.act(Action::EraseAll);
     model.act(Action::Accept);
     model.act(Action::Sort);
-    assert!(screen(&mut model, 80, 10)[9].starts_with("by held for  q quit"));
+    assert!(screen(&mut model, 80, 10)[9].starts_with("by held for  ? help  q quit"));
     model.act(Action::Help);
     let help = screen(&mut model, 80, 24).join("\n");
     assert!(help.contains("read now") && help.contains("suspend"), "{help}");
@@ -271,6 +271,14 @@ fn wide_characters_and_control_characters_stay_in_their_cells() {
         let drawn = screen(&mut model, width, 20).join("");
         assert!(!drawn.chars().any(char::is_control), "{drawn:?}");
     }
+}
+
+#[test]
+fn wide_name_that_fits_is_shown_whole() {
+    let mut model = model(vec![line("ロック:注", &["h"])]);
+    // Each wide character fills two cells, of which the second is blank.
+    let drawn = screen(&mut model, 80, 20).join("\n").replace(' ', "");
+    assert!(drawn.contains("ロック:注exclusive"), "{drawn}");
 }
 
 #[test]

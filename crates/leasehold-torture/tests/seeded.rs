@@ -1,0 +1,45 @@
+//! The torture test finds faults of the past that are put back into the library.
+//!
+//! Each run is on the engine that had the fault, with real servers. The library has the faults
+//! behind its feature `seeded`, and a worker has one of them. `docs/safety.md` lists what they did.
+
+use std::process::Command;
+
+use serde_json::Value;
+
+/// Runs a set-up with a fault in the library, until a check finds it.
+fn found_by(checks: &[&str], engine: &str, fault: &str, kinds: &str, seconds: u32) {
+    let mut said = String::new();
+    // The interleaving that shows a fault is likely in each run, but not certain.
+    for seed in 1..=12 {
+        let output = Command::new(env!("CARGO_BIN_EXE_leasehold-torture"))
+            .args(["--engine", engine, "--json", "--seeded", fault, "--faults", kinds])
+            .args(["--seconds", &seconds.to_string(), "--seed", &seed.to_string()])
+            .output()
+            .expect("the command starts");
+        said = String::from_utf8_lossy(&output.stdout).into_owned();
+        let line: Value = serde_json::from_str(said.trim()).expect("a line of JSON");
+        if let Some(folder) = line["history"].as_str() {
+            std::fs::remove_dir_all(folder).expect("the history is there");
+        }
+        let found = line["violations"].as_object().expect("counts");
+        if checks.iter().any(|check| found.contains_key(*check)) {
+            assert!(!output.status.success());
+            return;
+        }
+    }
+    panic!("no run was found by {checks:?}: {said}");
+}
+
+/// etcd: a bell of a place that was lost granted the next one.
+#[test]
+fn bell_without_its_place_is_found_on_etcd_by_exclusion() {
+    found_by(&["exclusion"], "etcd1", "bell-without-place", "worker-pause-long", 20);
+}
+
+/// ZooKeeper: a sweep took a claim out while its waiter heard that it is in line.
+#[test]
+fn sweep_of_a_claim_that_is_asked_about_is_found_on_zookeeper() {
+    let checks = ["exclusion", "release"];
+    found_by(&checks, "zookeeper1", "sweep-while-asked", "worker-pause-long", 20);
+}

@@ -1,0 +1,110 @@
+//! A few seconds of torture on every set-up, as part of all tests. A long run is `cargo xtask
+//! torture`.
+
+use std::process::Command;
+
+use serde_json::Value;
+
+/// Long enough for some faults of several kinds.
+const SECONDS: &str = "10";
+
+/// The faults of these rounds are always the same; a long run takes others.
+const SEED: &str = "7";
+
+/// A store that works makes many more; this only shows that something was done.
+const GRANTS_MIN: u64 = 10;
+
+/// What the checker says about a history.
+fn explained(engine: &str, folder: &str) -> String {
+    let output = Command::new(env!("CARGO_BIN_EXE_leasehold-torture"))
+        .args(["--engine", engine, "--check", folder])
+        .output()
+        .expect("the command starts");
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+fn round(engine: &str) {
+    let output = Command::new(env!("CARGO_BIN_EXE_leasehold-torture"))
+        .args(["--engine", engine, "--seconds", SECONDS, "--seed", SEED, "--json"])
+        .output()
+        .expect("the command starts");
+    let said = String::from_utf8_lossy(&output.stdout);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    let line: Value = serde_json::from_str(said.trim()).unwrap_or_default();
+    let found = line["history"].as_str().map(|folder| explained(engine, folder));
+    assert!(output.status.success(), "{said}\n{errors}\n{}", found.unwrap_or_default());
+    let faults: u64 =
+        line["faults"].as_object().expect("counts").values().flat_map(Value::as_u64).sum();
+    assert!(faults > 3, "{said}");
+    assert!(line["grants"].as_u64() > Some(GRANTS_MIN), "{said}");
+}
+
+#[test]
+fn sqlite_keeps_its_promises() {
+    round("sqlite");
+}
+
+#[test]
+fn redis_keeps_its_promises() {
+    round("redis");
+}
+
+#[test]
+fn sentinel_keeps_its_promises() {
+    round("sentinel");
+}
+
+#[test]
+fn cluster_keeps_its_promises() {
+    round("cluster");
+}
+
+#[test]
+fn cluster_with_replicas_keeps_its_promises() {
+    round("cluster6");
+}
+
+#[test]
+fn redlock_of_three_keeps_its_promises() {
+    round("redlock3");
+}
+
+#[test]
+fn redlock_of_five_keeps_its_promises() {
+    round("redlock5");
+}
+
+#[test]
+fn postgres_keeps_its_promises() {
+    round("postgres");
+}
+
+#[test]
+fn pgbouncer_keeps_its_promises() {
+    round("pgbouncer");
+}
+
+#[test]
+fn advisory_locks_keep_their_promises() {
+    round("advisory");
+}
+
+#[test]
+fn etcd_keeps_its_promises() {
+    round("etcd1");
+}
+
+#[test]
+fn etcd_of_three_keeps_its_promises() {
+    round("etcd3");
+}
+
+#[test]
+fn zookeeper_keeps_its_promises() {
+    round("zookeeper1");
+}
+
+#[test]
+fn zookeeper_of_three_keeps_its_promises() {
+    round("zookeeper3");
+}

@@ -1,0 +1,108 @@
+//! The mutex: a line whose claims are all exclusive, with the usual names.
+
+use std::time::Duration;
+
+use crate::client::Client;
+use crate::error::Result;
+use crate::lease::Lease;
+use crate::runtime::acquire::Request;
+
+/// A lock that one holder at a time has; made by [`Client::mutex`].
+///
+/// The value holds nothing itself: keep it, clone it and use it from many tasks. Each `lock` is a
+/// claim of its own, so a second one waits for the first unless it is
+/// [`reentrant`](Self::reentrant).
+#[derive(Debug, Clone)]
+#[must_use = "it does nothing until it is asked for a lease"]
+pub struct Mutex {
+    request: Request,
+}
+
+impl Mutex {
+    pub(crate) fn new(request: Request) -> Self {
+        Self { request }
+    }
+
+    /// How long the lease lasts without renewal: 100 ms to 24 h, by default 30 s.
+    pub fn ttl(self, ttl: Duration) -> Self {
+        Self { request: self.request.ttl(ttl) }
+    }
+
+    /// Text for others to read: up to 4 KiB.
+    pub fn note(self, note: impl Into<String>) -> Self {
+        Self { request: self.request.note(note) }
+    }
+
+    /// Whether the client renews the lease until the caller gives it back.
+    pub fn renew(self, renew: bool) -> Self {
+        Self { request: self.request.renew(renew) }
+    }
+
+    /// Gives the lease back after this long, even if its holder still works.
+    pub fn max_hold(self, span: Duration) -> Self {
+        Self { request: self.request.max_hold(span) }
+    }
+
+    /// Keeps the name closed for at least this long.
+    pub fn hold_at_least(self, span: Duration) -> Self {
+        Self { request: self.request.hold_at_least(span) }
+    }
+
+    /// Keeps the name closed for this long after a failure lost the lease; see
+    /// [`Request::lock_delay`].
+    pub fn lock_delay(self, span: Duration) -> Self {
+        Self { request: self.request.lock_delay(span) }
+    }
+
+    /// Lets the same client enter again while it holds. Each entry has the same fence and counts.
+    pub fn reentrant(self) -> Self {
+        Self { request: self.request.reentrant() }
+    }
+
+    /// Whether to look for deadlocks while this waits. The default is the client's setting, which
+    /// is yes by default.
+    pub fn deadlock_detection(self, on: bool) -> Self {
+        Self { request: self.request.deadlock_detection(on) }
+    }
+
+    /// Waits for the lock for as long as it takes.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future at any point takes the claim out of the line; a place in line is lost.
+    pub fn lock(&self) -> impl Future<Output = Result<Lease>> + Send + '_ {
+        self.request.acquire()
+    }
+
+    /// Takes the lock if it is free now; `None` if it is not.
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`lock`](Self::lock).
+    pub fn try_lock(&self) -> impl Future<Output = Result<Option<Lease>>> + Send + '_ {
+        self.request.try_acquire()
+    }
+
+    /// Waits for the lock for at most `span`; `None` if it was not granted by then.
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`lock`](Self::lock).
+    pub fn lock_within(
+        &self,
+        span: Duration,
+    ) -> impl Future<Output = Result<Option<Lease>>> + Send + '_ {
+        self.request.acquire_within(span)
+    }
+
+    /// Runs `work` while holding the lock, and stops it when the lease is lost; see
+    /// [`Client::with`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future drops the work and gives the lease back.
+    pub async fn with<T>(&self, work: impl AsyncFnOnce(&Lease) -> T) -> Result<T> {
+        let lease = self.lock().await?;
+        Client::while_held(lease, work).await
+    }
+}

@@ -1,0 +1,835 @@
+//! The waiting loop: one for every primitive and every engine.
+//!
+//! Ask; if the claim holds, done; if it stands in line, wait for its bell, its retry time or the
+//! caller's deadline, whichever comes first, and ask again. Whatever way this ends without a
+//! lease, being dropped among them, the claim leaves the line.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+use tracing::Instrument;
+
+use crate::client::Client;
+use crate::clock::{ClockReading, Moment};
+use crate::engine::{Query, Wake, unsupported};
+use crate::error::{Cycle, Error, Result};
+use crate::lease::Lease;
+use crate::observe::Measure;
+use crate::rule::claim::{Claim, ClaimKey, ClaimRef, HolderId, Mode, Note, Standing, Token, Ttl};
+use crate::rule::name::Name;
+use crate::runtime::claim_state::{ClaimState, HoldLimits, LeaseTerms};
+use crate::runtime::facts;
+use crate::runtime::keeper::Keeper;
+use crate::runtime::search::{Found, Search};
+
+/// The longest a waiter sleeps without asking, whatever the store said.
+const RETRY_MAX: Duration = Duration::from_secs(3600);
+
+/// How long the store has for its first answer, however little time the caller has: what is free
+/// must be granted to somebody who will not wait.
+pub(crate) const FIRST_ANSWER: Duration = Duration::from_millis(250);
+
+/// The pause before asking again when no bell can be waited for.
+pub(crate) const BELL_RETRY: Duration = Duration::from_millis(250);
+
+/// The first pause of a waiting claim that the store failed, less a random part; each further one
+/// is twice as long, up to some seconds.
+const DISTURBED_PAUSE: Duration = Duration::from_millis(100);
+const DISTURBED_DOUBLINGS_MAX: u32 = 5;
+
+/// The deadline of whoever does not wait.
+pub(crate) const NO_WAIT: Moment = Moment::from_nanos(0);
+
+/// A claim to be made: its options, and the ways to wait for it.
+///
+/// Made by [`Client::claim`]; [`Mutex`](crate::Mutex) is this with exclusive mode. It can be used
+/// any number of times; each use is a claim of its own.
+#[derive(Debug, Clone)]
+#[must_use = "it does nothing until it is asked for a lease"]
+pub struct Request {
+    client: Client,
+    name: std::result::Result<Name, crate::error::Invalid>,
+    mode: Mode,
+    ttl: Duration,
+    note: String,
+    renew: bool,
+    bounds: Option<Box<HoldLimits>>,
+    reentrant: bool,
+    alone: bool,
+    detect: bool,
+    holding: Vec<Name>,
+}
+
+impl Request {
+    pub(crate) fn new(client: Client, name: impl AsRef<str>) -> Self {
+        let name = Name::new(name).map_err(|error| match error {
+            Error::Invalid(invalid) => invalid,
+            _ => crate::error::Invalid::NameEmpty,
+        });
+        Self {
+            client,
+            name,
+            mode: Mode::Exclusive,
+            ttl: Ttl::DEFAULT.get(),
+            note: String::new(),
+            renew: true,
+            bounds: None,
+            reentrant: false,
+            alone: false,
+            detect: true,
+            holding: Vec::new(),
+        }
+    }
+
+    pub(crate) fn client(&self) -> &Client {
+        &self.client
+    }
+
+    /// The name, if it is one.
+    pub(crate) fn name(&self) -> std::result::Result<Name, crate::error::Invalid> {
+        self.name.clone()
+    }
+
+    /// What to ask for; exclusive unless said otherwise.
+    pub fn mode(mut self, mode: Mode) -> Self {
+        self.mode = mode;
+        self
+    }
+
+    /// How long the lease lasts without renewal: 100 ms to 24 h, 30 s unless said otherwise.
+    ///
+    /// A holder that dies keeps the others waiting for at most this long.
+    pub fn ttl(mut self, ttl: Duration) -> Self {
+        self.ttl = ttl;
+        self
+    }
+
+    /// Text for others to read while the claim is in line: up to 4 KiB.
+    pub fn note(mut self, note: impl Into<String>) -> Self {
+        self.note = note.into();
+        self
+    }
+
+    /// Whether the lease is renewed until it is given back. Without, it ends after its ttl.
+    pub fn renew(mut self, renew: bool) -> Self {
+        self.renew = renew;
+        self
+    }
+
+    /// Gives the lease back after this long, whatever its holder does: for work that may hang.
+    pub fn max_hold(mut self, span: Duration) -> Self {
+        self.bounds.get_or_insert_default().hold_at_most = Some(span);
+        self
+    }
+
+    /// Keeps the name closed for at least this long, even if the lease is given back earlier: for
+    /// jobs so short that a second machine would start them again. Nobody has the lease meanwhile:
+    /// its handle is stale from then on.
+    ///
+    /// PostgreSQL's advisory locks end with the process that took them, so there the claim is
+    /// refused.
+    pub fn hold_at_least(mut self, span: Duration) -> Self {
+        self.bounds.get_or_insert_default().hold_at_least = Some(span);
+        self
+    }
+
+    /// Keeps the name closed for this long after the lease was lost, by a crash, a cut or a pause:
+    /// for resources that cannot check fences, so that what the old holder still has on its way
+    /// arrives before the next one begins. A lease that is given back is free at once.
+    ///
+    /// Together with the ttl at most 24 h. It makes waiting for the lock one exchange longer.
+    pub fn lock_delay(mut self, span: Duration) -> Self {
+        self.bounds.get_or_insert_default().delay = span;
+        self
+    }
+
+    /// Lets the same client enter again while it holds: same fence, counted.
+    pub fn reentrant(mut self) -> Self {
+        self.reentrant = true;
+        self
+    }
+
+    /// Says that this holder does one thing at a time: waiting for a name that it holds itself is
+    /// then a deadlock, and reported as one instead of waited for. Whatever the client holds, it
+    /// keeps while this waits, whichever task took it.
+    pub fn one_at_a_time(mut self) -> Self {
+        self.alone = true;
+        self
+    }
+
+    /// Names that the same holder keeps through another client or process while this waits, for
+    /// deadlock detection. What this client took in the same task, it knows.
+    pub fn holding(mut self, names: impl IntoIterator<Item = Name>) -> Self {
+        self.holding = names.into_iter().collect();
+        self
+    }
+
+    /// Whether to look for deadlocks while this waits; yes unless said otherwise here or for the
+    /// whole client. A wait without it is no part of a deadlock for others either.
+    pub fn deadlock_detection(mut self, on: bool) -> Self {
+        self.detect = on;
+        self
+    }
+
+    /// Waits for as long as it takes.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future at any point takes the claim out of the line; a place in line is lost.
+    /// The claim leaves in the background, which the client's next [`try_acquire`] or
+    /// [`acquire_within`] on the name awaits.
+    ///
+    /// [`try_acquire`]: Self::try_acquire
+    /// [`acquire_within`]: Self::acquire_within
+    pub async fn acquire(&self) -> Result<Lease> {
+        if let Some(lease) = self.try_local() {
+            return Ok(lease);
+        }
+        match Box::pin(self.acquire_until(None)).await? {
+            Some(lease) => Ok(lease),
+            // Without a deadline the loop ends with a lease or an error.
+            None => Err(Error::Closed),
+        }
+    }
+
+    /// Takes the lease if it is free now; `None` if it is not. Never stands in line.
+    ///
+    /// Claims of this client that were given up on the name leave first, for which the store has
+    /// 250 ms. So this is not refused because of the client's own wait that ended or was dropped.
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`acquire`](Self::acquire).
+    pub async fn try_acquire(&self) -> Result<Option<Lease>> {
+        if let Some(lease) = self.try_local() {
+            return Ok(Some(lease));
+        }
+        Box::pin(self.acquire_until(Some(NO_WAIT))).await
+    }
+
+    /// Waits for at most `span`; `None` if it was not granted by then. The claim has left the line
+    /// before this ends, if the store answers within 250 ms. [`Error::Timeout`] if the store failed
+    /// the claim last; it says how.
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`acquire`](Self::acquire).
+    pub async fn acquire_within(&self, span: Duration) -> Result<Option<Lease>> {
+        if let Some(lease) = self.try_local() {
+            return Ok(Some(lease));
+        }
+        let deadline = self.client.inner.keeper.clock.now() + span;
+        Box::pin(self.acquire_until(Some(deadline))).await
+    }
+
+    /// Takes what is free without a detour, where the store answers on the spot; `None` if it takes
+    /// more than that, or fails: then the longer way does too, and says why.
+    fn try_local(&self) -> Option<Lease> {
+        let keeper = &self.client.inner.keeper;
+        let part = keeper.claim_now.as_ref()?;
+        if self.reentrant || tracing::enabled!(tracing::Level::DEBUG) {
+            return None;
+        }
+        let (name, mode, note, terms) = self.checked().ok()?;
+        let token = Token::random();
+        let claim = ClaimRef {
+            name,
+            token,
+            mode,
+            holder: &self.client.client_ref().0.holder,
+            note: &note,
+            ttl: terms.kept(),
+            patience: terms.ttl.patience(),
+            join: false,
+        };
+        let reading = ClockReading::of(&keeper.clock);
+        let (fence, remaining) = part.claim_now(claim, reading)?;
+        let key = ClaimKey { name: name.clone(), token };
+        let (claim_state, due) = ClaimState::held(key, terms, fence, (reading.at, remaining));
+        self.client.put_in_scope(&claim_state);
+        if keeper.enter_held(&claim_state).is_err() {
+            drop(keeper.parts.release_now.as_ref()?.release_now(&claim_state.key));
+            return None;
+        }
+        keeper.wake_by(due);
+        // A close that came in between may have gone through the list before this was on it.
+        if keeper.is_closed() {
+            drop(Lease::new(&self.client, claim_state, fence));
+            return None;
+        }
+        Some(Lease::new(&self.client, claim_state, fence))
+    }
+
+    pub(crate) async fn acquire_until(&self, deadline: Option<Moment>) -> Result<Option<Lease>> {
+        let (claim, terms) = self.claim(deadline != Some(NO_WAIT))?;
+        let keeper = &self.client.inner.keeper;
+        keeper.refuse_fork()?;
+        if deadline.is_some() {
+            keeper.own_releases_done(&claim.key.name).await;
+        }
+        let begun = keeper.clock.now();
+        if let Some(span) = self.unrenewed() {
+            self.check_unrenewed(span, deadline, begun).await?;
+        }
+        let client = &self.client;
+        let (request, claim) = (self, &claim);
+        let acquiring = Acquiring { client, request, claim, alone: self.alone, deadline, begun };
+        let acquired = if self.reentrant {
+            acquiring.again(terms).await
+        } else if tracing::enabled!(tracing::Level::DEBUG) {
+            acquiring.traced(terms).await
+        } else {
+            acquiring.run(terms).await
+        };
+        match acquired {
+            Err(error @ Error::Mismatch { .. }) => Err(self.told_apart(error).await),
+            acquired => acquired,
+        }
+    }
+
+    /// The same mismatch with what the notes tell: to an engine a rate is a semaphore, and a job
+    /// of `once` a lock.
+    pub(crate) async fn told_apart(&self, error: Error) -> Error {
+        let Error::Mismatch { name, mut in_force, mut asked } = error else { return error };
+        match self.client.show(name.as_str()).await {
+            Ok(Some(line)) => {
+                if let Some(first) = line.held.first().or(line.waiting.first()) {
+                    in_force = facts::kind_of(first.mode, &first.note);
+                }
+            }
+            Ok(None) => {}
+            // The engine's words are right too.
+            Err(error) => tracing::debug!(%error, %name, "a mismatch is not looked into"),
+        }
+        if let Ok(note) = Note::new(&self.note) {
+            asked = facts::kind_of(self.mode, &note);
+        }
+        Error::Mismatch { name, in_force, asked }
+    }
+
+    /// How long the store must keep the lease although no client renews it.
+    fn unrenewed(&self) -> Option<Duration> {
+        let bounds = self.bounds.as_deref();
+        let delay = bounds.map_or(Duration::ZERO, |bounds| bounds.delay);
+        // What is lost, nobody renews, and the name must stay closed for the delay then.
+        let whole = (!self.renew || !delay.is_zero()).then_some(self.ttl + delay);
+        whole.max(bounds.and_then(|bounds| bounds.hold_at_least))
+    }
+
+    /// Refuses what the store would not keep, within the caller's time.
+    async fn check_unrenewed(
+        &self,
+        span: Duration,
+        deadline: Option<Moment>,
+        begun: Moment,
+    ) -> Result<()> {
+        let keeper = &self.client.inner.keeper;
+        let until = deadline.unwrap_or(Moment::NEVER).max(begun + FIRST_ANSWER);
+        let is_bounded = deadline.is_some_and(|deadline| deadline != NO_WAIT);
+        tokio::select! {
+            biased;
+            checked = self.client.inner.check_unrenewed(span) => checked,
+            () = keeper.clock.sleep_until(until), if is_bounded => Err(keeper.silent(begun)),
+        }
+    }
+
+    /// A claim of this request and its terms, if the options keep to the rules.
+    pub(crate) fn claim(&self, join: bool) -> Result<(Claim, LeaseTerms)> {
+        let (name, mode, note, terms) = self.checked()?;
+        let claim = Claim {
+            key: ClaimKey { name: name.clone(), token: Token::random() },
+            mode,
+            holder: self.client.client_ref().0.holder.clone(),
+            note,
+            ttl: terms.kept(),
+            patience: terms.ttl.patience(),
+            join,
+        };
+        Ok((claim, terms))
+    }
+
+    /// What a claim is made of, if the options keep to the rules.
+    #[inline(always)]
+    fn checked(&self) -> Result<(&Name, Mode, Note, LeaseTerms)> {
+        let name = match &self.name {
+            Ok(name) => name,
+            Err(invalid) => return Err(invalid.clone().into()),
+        };
+        let ttl = Ttl::new(self.ttl)?;
+        let mode = self.mode.checked()?;
+        self.check_mode(mode)?;
+        let note = Note::new(&self.note)?;
+        self.check_spans()?;
+        let terms = LeaseTerms {
+            ttl,
+            renew: self.renew,
+            renew_at_percent: self.client.inner.renew_at_percent,
+            bounds: self.bounds.clone(),
+        };
+        Ok((name, mode, note, terms))
+    }
+
+    /// Refuses a mode that the store does not promise.
+    fn check_mode(&self, mode: Mode) -> Result<()> {
+        let info = self.client.info();
+        let advice = "use an exclusive lock, or another store";
+        match mode {
+            Mode::Shared if !info.can.shared => Err(unsupported(info, "share a name", advice)),
+            Mode::Permits { .. } if !info.can.permits => {
+                Err(unsupported(info, "count permits", advice))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether this is about the same client, name and mode as another request.
+    pub(crate) fn is_like(&self, other: &Request) -> bool {
+        self.name == other.name && self.mode == other.mode && self.client.is_same(&other.client)
+    }
+
+    pub(crate) fn is_reentrant(&self) -> bool {
+        self.reentrant
+    }
+
+    fn check_spans(&self) -> Result<()> {
+        let Some(bounds) = &self.bounds else { return Ok(()) };
+        for span in [bounds.hold_at_least, bounds.hold_at_most].into_iter().flatten() {
+            if span.is_zero() || span > Ttl::MAX {
+                return Err(Error::Invalid(crate::error::Invalid::Setting {
+                    what: "hold-at-least and max-hold",
+                    rule: "longer than nothing and at most 24 h",
+                }));
+            }
+        }
+        if self.ttl.saturating_add(bounds.delay) > Ttl::MAX {
+            let (what, rule) = ("ttl and lock delay", "together at most 24 h");
+            return Err(Error::Invalid(crate::error::Invalid::Setting { what, rule }));
+        }
+        let keeper = &self.client.inner.keeper;
+        if bounds.hold_at_least.is_some() {
+            keeper.need(&keeper.parts.unattended)?;
+        }
+        Ok(())
+    }
+}
+
+/// One run of the loop.
+#[derive(Clone, Copy)]
+struct Acquiring<'a> {
+    client: &'a Client,
+    request: &'a Request,
+    claim: &'a Claim,
+    alone: bool,
+    deadline: Option<Moment>,
+    begun: Moment,
+}
+
+impl Acquiring<'_> {
+    /// Enters a name that this client holds already, or runs the loop for it.
+    async fn again(&self, terms: LeaseTerms) -> Result<Option<Lease>> {
+        let keeper = &self.client.inner.keeper;
+        let entry_lock = self.client.inner.reentry.entry_lock(&self.claim.key.name);
+        let mut inside = tokio::select! {
+            biased;
+            inside = entry_lock.lock() => inside,
+            // Somebody of this client waits in line already, and this one's time is up.
+            () = keeper.clock.sleep_until(self.deadline.unwrap_or(Moment::NEVER)),
+                if self.deadline.is_some() =>
+            {
+                keeper.counters.contended();
+                return Ok(None);
+            }
+        };
+        let claim_state = inside.upgrade();
+        let lease =
+            claim_state.and_then(|claim_state| Lease::enter_again(self.client, claim_state));
+        if lease.is_some() {
+            return Ok(lease);
+        }
+        // The time spent at the entry lock is not the store's: its answer is counted from now on.
+        let begun = keeper.clock.now();
+        let lease = Acquiring { begun, ..*self }.traced(terms).await?;
+        if let Some(lease) = &lease {
+            *inside = lease.downgrade();
+        }
+        Ok(lease)
+    }
+
+    /// The loop in a span of its own, for whoever looks at spans.
+    async fn traced(&self, terms: LeaseTerms) -> Result<Option<Lease>> {
+        let (name, mode) = (&self.claim.key.name, self.claim.mode);
+        let span = tracing::debug_span!("leasehold.acquire", %name, ?mode);
+        self.run(terms).instrument(span).await
+    }
+
+    async fn run(&self, terms: LeaseTerms) -> Result<Option<Lease>> {
+        let keeper = &self.client.inner.keeper;
+        let mut guard = ClaimGuard::begin(self.client, self.claim, terms, self.begun)?;
+        let mut search = None;
+        let mut disturbed = Disturbed::default();
+        let mut sent = self.begun;
+        loop {
+            match self.round(sent, &mut guard, &mut search).await {
+                Ok(Round::Again) => disturbed = Disturbed::default(),
+                Ok(Round::Granted { fence, now, due }) => {
+                    let times = (self.begun, now, due);
+                    return Ok(Some(guard.granted(self.client, self.claim, fence, times)));
+                }
+                Ok(Round::Unanswered) => match disturbed.last {
+                    Some(last) => return Err(self.timeout(last)),
+                    None => return Ok(self.refused(guard).await),
+                },
+                Ok(Round::Refused) => return Ok(self.refused(guard).await),
+                // The claim keeps its place, or gets another one when the store is back. A lease
+                // that ended before its grant arrived is asked for again, if the caller has time.
+                Err(error) if self.may_ask_again(&error, &guard) => {
+                    self.pause(&guard, error, &mut disturbed).await?;
+                }
+                Err(error) => return Err(error),
+            }
+            sent = keeper.clock.now();
+        }
+    }
+
+    /// Asks the store once and, if the claim is in line, waits until it is worth asking again.
+    async fn round<'s>(
+        &'s self,
+        sent: Moment,
+        guard: &mut ClaimGuard<'_>,
+        search: &mut Option<BoxFuture<'s, Found>>,
+    ) -> Result<Round> {
+        let claim = self.claim;
+        let keeper = &self.client.inner.keeper;
+        let standing = match self.deadline {
+            // Trying without waiting in line still waits for the answer.
+            Some(deadline) if claim.join => match self.ask_until(deadline, guard).await? {
+                Some(standing) => standing,
+                None if guard.waiting => return Ok(Round::Unanswered),
+                None => return Err(keeper.silent(self.begun)),
+            },
+            _ => keeper.engine.claim(claim).await?,
+        };
+        if keeper.is_closed() {
+            return Err(Error::Closed);
+        }
+        let (place, retry_in) = match standing {
+            Standing::Held { fence, remaining } => {
+                guard.check(fence)?;
+                // A store that cannot fail cannot be late.
+                let slow = keeper.engine.info().can_fail || guard.waiting;
+                let now = if slow { keeper.clock.now() } else { sent };
+                return match guard.claim_state.hold(fence, sent, remaining, now) {
+                    Some(due) => Ok(Round::Granted { fence, now, due }),
+                    None => {
+                        let took = now.since(sent);
+                        Err(Error::TooSlow { name: claim.key.name.clone(), took })
+                    }
+                };
+            }
+            Standing::Queued { place, retry_in, .. } => (place, retry_in),
+            Standing::Out { .. } => {
+                keeper.counters.contended();
+                return Ok(Round::Refused);
+            }
+        };
+        guard.wait_begins();
+        if self.alone {
+            self.refuse_own_name(claim).await?;
+        }
+        if let Some(due) = guard.claim_state.queue(place, sent) {
+            keeper.wake_by(due);
+        }
+        if search.is_none() {
+            *search = self.search(&guard.claim_state);
+        }
+        match self.wait(&guard.claim_state, &claim.key, retry_in, search).await? {
+            None => return Ok(Round::Refused),
+            Some(Wake::Ask) => {}
+            Some(Wake::Holds { place, fence }) => {
+                guard.check(fence)?;
+                let now = keeper.clock.now();
+                if let Some(due) = guard.claim_state.hold_by_bell(place, fence, now) {
+                    return Ok(Round::Granted { fence, now, due });
+                }
+            }
+        }
+        Ok(Round::Again)
+    }
+
+    /// Whether the claim outlives this error.
+    fn may_ask_again(&self, error: &Error, guard: &ClaimGuard<'_>) -> bool {
+        match error {
+            Error::TooSlow { .. } => self.claim.join,
+            // The line filled up while the claim had no place in it.
+            Error::Limit { .. } => guard.waiting,
+            error => guard.waiting && error.is_transient(),
+        }
+    }
+
+    /// The store failed a claim that may wait: reports that, and pauses a little before the claim
+    /// asks again. An error is returned if the caller's time is up or the client was closed.
+    async fn pause(
+        &self,
+        guard: &ClaimGuard<'_>,
+        error: Error,
+        disturbed: &mut Disturbed,
+    ) -> Result<()> {
+        let (keeper, name) = (&self.client.inner.keeper, &self.claim.key.name);
+        tracing::debug!(%error, %name, "the store failed a claim that waits; it asks again");
+        keeper.observe(Measure::WaitDisturbed { name, error: &error });
+        let now = keeper.clock.now();
+        let again = now + disturbed.next_pause();
+        if self.deadline.is_some_and(|deadline| deadline <= now) {
+            return Err(self.timeout(error));
+        }
+        disturbed.last = Some(error);
+        let until = self.deadline.map_or(again, |deadline| deadline.min(again));
+        tokio::select! {
+            biased;
+            // Also rung when the client is closed.
+            () = guard.claim_state.bell.notified() => {}
+            () = keeper.clock.sleep_until(until) => {}
+        }
+        if keeper.is_closed() { Err(Error::Closed) } else { Ok(()) }
+    }
+
+    /// One answer of the store; `None` if none came within the caller's time.
+    async fn ask_until(
+        &self,
+        deadline: Moment,
+        guard: &ClaimGuard<'_>,
+    ) -> Result<Option<Standing>> {
+        let keeper = &self.client.inner.keeper;
+        let deadline = match guard.waiting {
+            true => deadline,
+            false => deadline.max(self.begun + FIRST_ANSWER),
+        };
+        tokio::select! {
+            biased;
+            standing = keeper.engine.claim(self.claim) => standing.map(Some),
+            () = keeper.clock.sleep_until(deadline) => Ok(None),
+        }
+    }
+
+    /// Waits until the claim holds or it is worth asking again; `None` when the caller's time is
+    /// up.
+    async fn wait(
+        &self,
+        claim_state: &ClaimState,
+        key: &ClaimKey,
+        retry_in: Duration,
+        search: &mut Option<BoxFuture<'_, Found>>,
+    ) -> Result<Option<Wake>> {
+        let keeper = &self.client.inner.keeper;
+        let now = keeper.clock.now();
+        if self.deadline.is_some_and(|deadline| deadline <= now) {
+            return Ok(None);
+        }
+        let retry_at = now + retry_in.min(RETRY_MAX);
+        let until = self.deadline.map_or(retry_at, |deadline| deadline.min(retry_at));
+        let wake = tokio::select! {
+            biased;
+            rung = self.bell(key) => rung?,
+            () = claim_state.bell.notified() => Wake::Ask,
+            found = ended(search) => {
+                *search = None;
+                match found {
+                    Found::Deadlock(error) => return Err(error),
+                    Found::Ask => Wake::Ask,
+                }
+            }
+            () = keeper.clock.sleep_until(until) => Wake::Ask,
+        };
+        if keeper.is_closed() {
+            return Err(Error::Closed);
+        }
+        Ok(Some(wake))
+    }
+
+    /// The search for deadlocks while this claim waits; `None` if nobody wants or has it.
+    fn search(&self, claim_state: &Arc<ClaimState>) -> Option<BoxFuture<'_, Found>> {
+        let inner = &self.client.inner;
+        let able = inner.keeper.parts.wait_notices.is_some() && self.request.detect;
+        let period = inner.deadlock_period.filter(|_| able)?;
+        let (keeper, claim, alone) = (&inner.keeper, self.claim, self.alone);
+        let (claim_state, holding) = (Arc::clone(claim_state), &self.request.holding);
+        let search = Search { keeper, claim, claim_state, period, alone, holding };
+        Some(Box::pin(search.run()))
+    }
+
+    /// Waits for the bell. A bell that is out of order is as good as one that does not ring: the
+    /// claim is in line, so the store is asked again after a while.
+    async fn bell(&self, key: &ClaimKey) -> Result<Wake> {
+        match self.client.inner.keeper.engine.wait(key).await {
+            Err(error) if error.is_transient() => {
+                tracing::debug!(%error, "waiting for a bell failed");
+                let clock = &self.client.inner.keeper.clock;
+                clock.sleep_until(clock.now() + BELL_RETRY).await;
+                Ok(Wake::Ask)
+            }
+            woken => woken,
+        }
+    }
+
+    /// The claim is not granted. One that stood in line has left it before this ends, if the store
+    /// answers in time.
+    async fn refused(&self, guard: ClaimGuard<'_>) -> Option<Lease> {
+        let keeper = &self.client.inner.keeper;
+        let name = &self.claim.key.name;
+        let waited = keeper.clock.now().since(self.begun);
+        keeper.observe(Measure::Refused { name, waited });
+        if self.claim.join {
+            // The engine answers at once, or the keeper takes the claim over.
+            drop(guard);
+            keeper.own_releases_done(name).await;
+        } else {
+            guard.forget();
+        }
+        None
+    }
+
+    /// The caller's time is up, and the store failed the claim last.
+    fn timeout(&self, last: Error) -> Error {
+        let waited = self.client.inner.keeper.clock.now().since(self.begun);
+        Error::Timeout { name: self.claim.key.name.clone(), waited, last: Box::new(last) }
+    }
+
+    async fn refuse_own_name(&self, claim: &Claim) -> Result<()> {
+        let query = Query::name(claim.key.name.clone());
+        let engine = &self.client.inner.keeper.engine;
+        let page = engine.inspect(&query).await?;
+        let own = self.client.inner.holder.id();
+        let held = page.lines.iter().flat_map(|line| &line.held);
+        let Some(holder) = held.map(|held| &held.holder).find(|holder| holder.id() == own) else {
+            return Ok(());
+        };
+        // It may have been this very claim, granted since it was last asked about. One that still
+        // waits did not hold then.
+        if !matches!(engine.claim(claim).await?, Standing::Queued { .. }) {
+            return Ok(());
+        }
+        Err(Error::Deadlock {
+            name: claim.key.name.clone(),
+            cycle: Cycle(vec![(claim.key.name.clone(), holder.clone())]),
+        })
+    }
+}
+
+/// What became of one round of asking and waiting.
+enum Round {
+    /// It is worth asking again.
+    Again,
+    /// The claim holds since `now`; its first renewal is due then.
+    Granted { fence: u64, now: Moment, due: Moment },
+    /// Others hold the name, and the claim does not wait, or the caller's time is up.
+    Refused,
+    /// The caller's time is up while the claim is in line, and the store has not answered the last
+    /// request.
+    Unanswered,
+}
+
+/// The failures of the store since a waiting claim last heard of it.
+#[derive(Default)]
+struct Disturbed {
+    last: Option<Error>,
+    failures: u32,
+}
+
+impl Disturbed {
+    fn next_pause(&mut self) -> Duration {
+        let doublings = self.failures.min(DISTURBED_DOUBLINGS_MAX);
+        self.failures += 1;
+        (DISTURBED_PAUSE * 2_u32.pow(doublings)).mul_f64(rand::random_range(0.5..1.0))
+    }
+}
+
+/// Ends when a search does; never, if there is none.
+async fn ended(search: &mut Option<BoxFuture<'_, Found>>) -> Found {
+    match search {
+        Some(search) => search.await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Makes sure that a claim which does not become a lease leaves nothing behind.
+pub(crate) struct ClaimGuard<'a> {
+    keeper: &'a Arc<Keeper>,
+    pub(crate) claim_state: Arc<ClaimState>,
+    holder: HolderId,
+    /// The greatest fence that was known before the claim was sent.
+    known: u64,
+    waiting: bool,
+    settled: bool,
+}
+
+impl<'a> ClaimGuard<'a> {
+    /// Takes a claim into care before it is sent.
+    pub(crate) fn begin(
+        client: &'a Client,
+        claim: &Claim,
+        terms: LeaseTerms,
+        now: Moment,
+    ) -> Result<Self> {
+        let (keeper, holder) = (&client.inner.keeper, claim.holder.id());
+        let claim_state = Arc::new(ClaimState::new(claim.key.clone(), terms, now));
+        client.put_in_scope(&claim_state);
+        keeper.enter(&claim_state)?;
+        let known = keeper.fence_watermark.known();
+        Ok(Self { keeper, claim_state, holder, known, waiting: false, settled: false })
+    }
+
+    /// Refuses a fence that only a store which was set back can give.
+    pub(crate) fn check(&self, fence: u64) -> Result<()> {
+        self.keeper.fence_watermark.check(self.keeper.engine.info(), self.known, fence)
+    }
+
+    /// The claim holds since `now`, having been asked for at `begun`; it is renewed from `due` on.
+    pub(crate) fn granted(
+        mut self,
+        client: &Client,
+        claim: &Claim,
+        fence: u64,
+        (begun, now, due): (Moment, Moment, Moment),
+    ) -> Lease {
+        self.settled = true;
+        self.keeper.wake_by(due);
+        self.keeper.counters.acquired();
+        let (name, mode, waited) = (&claim.key.name, claim.mode, now.since(begun));
+        tracing::debug!(%name, fence, ?waited, "granted");
+        self.keeper.observe(Measure::Granted { name, mode, waited });
+        Lease::new(client, Arc::clone(&self.claim_state), fence)
+    }
+
+    fn wait_begins(&mut self) {
+        if !self.waiting {
+            self.waiting = true;
+            self.keeper.counters.contended();
+            self.keeper.counters.wait_began();
+            self.keeper.observe(Measure::WaitBegan { name: &self.claim_state.key.name });
+        }
+    }
+
+    /// The claim never entered the line.
+    pub(crate) fn forget(mut self) {
+        self.keeper.forget(&self.claim_state);
+        self.settled = true;
+    }
+}
+
+impl Drop for ClaimGuard<'_> {
+    fn drop(&mut self) {
+        let over = self.settled && !self.waiting;
+        if over || self.keeper.is_forked() {
+            return;
+        }
+        if self.waiting {
+            self.keeper.counters.wait_ended();
+            self.keeper.wait_ended(self.holder, &self.claim_state.key.token);
+            self.keeper.observe(Measure::WaitEnded { name: &self.claim_state.key.name });
+        }
+        if !self.settled {
+            self.keeper.cancel(&self.claim_state);
+        }
+    }
+}

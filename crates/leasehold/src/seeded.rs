@@ -1,0 +1,35 @@
+//! Faults of the past that the torture test puts back, to show that it finds them.
+//!
+//! Without the feature `seeded` there are none, and the compiler takes the question away. With it,
+//! the environment names the one fault of the process.
+
+/// A fault.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(dead_code, reason = "the engines of the build decide which faults there are")]
+pub(crate) enum Seeded {
+    /// A bell grants a claim that has lost its place.
+    BellWithoutPlace,
+    /// A sweep takes a claim out while its waiter hears that it is in line.
+    SweepWhileAsked,
+}
+
+/// Whether this process has the fault.
+#[cfg(not(feature = "seeded"))]
+#[inline(always)]
+pub(crate) const fn seeded(_fault: Seeded) -> bool {
+    false
+}
+
+/// Whether this process has the fault.
+#[cfg(feature = "seeded")]
+pub(crate) fn seeded(fault: Seeded) -> bool {
+    use std::sync::LazyLock;
+
+    static NAME: LazyLock<Option<String>> =
+        LazyLock::new(|| std::env::var("LEASEHOLD_SEEDED").ok());
+    let name = match fault {
+        Seeded::BellWithoutPlace => "bell-without-place",
+        Seeded::SweepWhileAsked => "sweep-while-asked",
+    };
+    NAME.as_deref() == Some(name)
+}
