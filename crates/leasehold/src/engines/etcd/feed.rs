@@ -21,17 +21,17 @@ use super::Inner;
 use super::detail::Detail;
 use super::epoch::fence;
 use super::keys::{Layout, Owner};
+use super::leases::grant_once;
 use super::lineup::holds;
 use super::link::Watch;
 use super::survey::{scan, span_of};
-use super::wire::{Empty, GrantRequest, KeyEvent, KeyValue, LeaseRequest, LeaseResponse};
-use super::wire::{RangeRequest, RangeResponse, Span, TimeToLive, TxnRequest, WatchCreate};
-use super::wire::{WatchResponse, put};
+use super::wire::{Empty, KeyEvent, KeyValue, LeaseRequest, RangeRequest, RangeResponse, Span};
+use super::wire::{TimeToLive, TxnRequest, WatchCreate, WatchResponse, put};
 
 /// Where words of farewell are left.
 pub(super) const FAREWELL: &str = "farewell";
 /// How long a watcher that died is believed in.
-const PRESENCE_SECONDS: i64 = 30;
+const PRESENCE: Duration = Duration::from_secs(30);
 /// How often a watcher says that it is there.
 const PRESENT_EVERY: Duration = Duration::from_secs(10);
 /// The pause before a broken watch is opened again.
@@ -334,9 +334,7 @@ impl Presence {
 
     async fn appear(&mut self) -> Result<()> {
         let links = &self.inner.links;
-        let id = rand::random_range(1..i64::MAX);
-        let request = GrantRequest { ttl: PRESENCE_SECONDS, id };
-        let _granted: LeaseResponse = links.ask("/etcdserverpb.Lease/LeaseGrant", &request).await?;
+        let id = grant_once(links, PRESENCE).await?;
         self.lease = id;
         let key = self.inner.layout.own(&format!("watcher:{id:x}"));
         let request = TxnRequest { success: vec![put(&key, b"", id)], ..TxnRequest::default() };
