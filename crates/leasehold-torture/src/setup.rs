@@ -237,7 +237,15 @@ pub const SETUPS: &[SetUp] = &[
         ..usual(
             "zookeeper3",
             Start::Zookeeper(3),
-            &[SERVER[0], SERVER[1], SERVER[2], SERVER[3], (LeaderKill, 2), (LeaderPause, 2)],
+            &[
+                SERVER[0],
+                SERVER[1],
+                SERVER[2],
+                SERVER[3],
+                (LeaderKill, 2),
+                (LeaderPause, 2),
+                (MemberReplaced, 2),
+            ],
         )
     },
 ];

@@ -530,7 +530,8 @@ impl ClaimState {
                 progress.lose(cause)
             }
             (Phase::Held, Standing::Held { fence, remaining }) if *fence == progress.fence => {
-                progress.keep(sent, *remaining);
+                let from = if seeded(Seeded::DeadlineFromAnswer) { now } else { sent };
+                progress.keep(from, *remaining);
                 if ttl != progress.terms.kept() || sent < progress.look {
                     // `extend` changed the ttl while this renewal was in flight, or a message came.
                     progress.due = sent;
