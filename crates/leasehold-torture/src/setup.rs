@@ -283,6 +283,7 @@ impl SetUp {
             settles: if self.start == Start::Sentinel { DEMOTED } else { 0 },
             progress: ms(self.progress_ms),
             opens_late: ms(self.opens_late_ms),
+            has_copies: matches!(self.start, Start::Redlock(_)),
         }
     }
 

@@ -56,3 +56,9 @@ fn line_from_before_the_claim_came_back_is_found_on_etcd() {
 fn script_that_a_moving_slot_stops_is_found_on_a_cluster_by_answers() {
     found_by(&["answers"], "cluster", "script-while-slot-moves", "slot-move", 20);
 }
+
+/// Servers: a release whose answer was lost was answered as if the lease was lost before.
+#[test]
+fn release_whose_answer_is_lost_is_found_by_release() {
+    found_by(&["release"], "redis", "lost-release-answer", "link-lost-reply", 20);
+}

@@ -17,8 +17,6 @@ pub(crate) enum Seeded {
     ScriptWhileSlotMoves,
     /// A release whose answer was lost is answered as if the lease was lost before.
     LostReleaseAnswer,
-    /// A lease's time counts from the answer to its renewal.
-    DeadlineFromAnswer,
 }
 
 /// Whether this process has the fault.
@@ -41,7 +39,6 @@ pub(crate) fn seeded(fault: Seeded) -> bool {
         Seeded::LineFromBefore => "line-from-before",
         Seeded::ScriptWhileSlotMoves => "script-while-slot-moves",
         Seeded::LostReleaseAnswer => "lost-release-answer",
-        Seeded::DeadlineFromAnswer => "deadline-from-answer",
     };
     NAME.as_deref() == Some(name)
 }

@@ -530,8 +530,7 @@ impl ClaimState {
                 progress.lose(cause)
             }
             (Phase::Held, Standing::Held { fence, remaining }) if *fence == progress.fence => {
-                let from = if seeded(Seeded::DeadlineFromAnswer) { now } else { sent };
-                progress.keep(from, *remaining);
+                progress.keep(sent, *remaining);
                 if ttl != progress.terms.kept() || sent < progress.look {
                     // `extend` changed the ttl while this renewal was in flight, or a message came.
                     progress.due = sent;
@@ -823,6 +822,15 @@ mod tests {
         let timely = claim_state.answered((after(1_900), after(1_950)), TTL, &held);
         assert!(matches!(timely, Answered::Kept), "{timely:?}");
         assert_eq!(claim_state.state(after(3_800)), LeaseState::Held);
+    }
+
+    #[test]
+    fn lease_counts_from_when_its_renewal_was_sent() {
+        let held = Standing::Held { fence: 6, remaining: TTL };
+        let (claim_state, _) = ClaimState::held(key(), terms(), 6, (START, TTL));
+        claim_state.answered((after(500), after(1_500)), TTL, &held);
+        assert_eq!(claim_state.state(after(2_400)), LeaseState::Held);
+        assert_eq!(claim_state.state(after(2_600)), LeaseState::Lost);
     }
 
     #[test]
