@@ -466,6 +466,15 @@ fn owner_that_is_stopped_sees_late_that_its_connection_is_gone() {
 }
 
 #[test]
+fn name_that_opens_in_time_for_a_claim_that_waits_is_judged() {
+    let mut sample = Sample::default();
+    sample.terms.opens_late = ms(200);
+    sample.asks(1, 9).closed(400).granted(10, 1).released(20);
+    sample.asks(2, 15).queued(16).granted(420, 2).released(430);
+    assert_eq!((sample.found(), sample.judged("opens")), (vec![], (1, 0)));
+}
+
+#[test]
 fn what_is_excused_is_counted_apart() {
     let mut sample = Sample::default();
     sample.tenure(1, 1, 10, 20).tenure(2, 2, 22, 30).tenure(1, 3, 10_040, 10_050);
