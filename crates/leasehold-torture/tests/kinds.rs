@@ -40,3 +40,8 @@ fn pooler_restarts() {
 fn leader_of_etcd_is_killed_and_members_are_cut_off_and_replaced() {
     made("etcd3", &["leader-kill", "member-cut", "member-replace"], 16, 5);
 }
+
+#[test]
+fn leader_of_zookeeper_is_stopped() {
+    made("zookeeper3", &["leader-pause"], 8, 1);
+}
