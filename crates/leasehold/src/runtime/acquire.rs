@@ -644,7 +644,10 @@ impl Acquiring<'_> {
         if keeper.is_closed() {
             return Err(Error::Closed);
         }
-        Ok(Some(wake))
+        // Nobody would await the answer to a request that is sent now, and it could reach the store
+        // after the claim has left.
+        let is_late = |deadline| deadline <= keeper.clock.now();
+        Ok(Some(wake).filter(|wake| *wake != Wake::Ask || !self.deadline.is_some_and(is_late)))
     }
 
     /// The search for deadlocks while this claim waits; `None` if nobody wants or has it.

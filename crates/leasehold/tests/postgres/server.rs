@@ -85,7 +85,7 @@ async fn f72_fences_of_a_promoted_standby_are_above_all_before_although_it_lagge
 }
 
 #[tokio::test]
-async fn f72_a_grant_that_the_standby_lacked_overlaps_and_is_lost_at_its_next_renewal() {
+async fn f72_a_grant_that_the_standby_lacked_is_lost_at_its_next_renewal_at_the_latest() {
     let server = Postgres::new().start().await.expect("a server");
     let client = connect(server.url()).await.expect("connected");
     let other = connect(server.url()).await.expect("connected");
@@ -99,8 +99,8 @@ async fn f72_a_grant_that_the_standby_lacked_overlaps_and_is_lost_at_its_next_re
     server.sql("DELETE FROM leasehold.lines").expect("deleted");
     server.sql("SELECT setval('leasehold.arrivals', 1, false)").expect("set");
     let next = soon("a grant", other.mutex("n").lock()).await.expect("a lease");
-    assert!(lease.is_held() && next.is_held(), "nobody can know yet");
     assert!(next.fence() > lease.fence(), "{} after {}", next.fence(), lease.fence());
+    // A client that listens again for messages renews at once, so the lease may be lost already.
     let error = soon("an answer", lease.extend(LONG)).await.expect_err("it is gone");
     assert!(matches!(error, Error::Lost { .. }), "{error:?}");
     assert_eq!(lease.state(), LeaseState::Lost);

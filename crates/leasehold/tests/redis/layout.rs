@@ -32,8 +32,6 @@ async fn foreign_value_of_any_type_means_busy_until_it_is_gone() {
                 let tried = one.claim("report").mode(mode).try_acquire().await;
                 assert!(tried.expect("an answer").is_none(), "{kind} {mode:?}");
             }
-            let within = one.mutex("report").lock_within(Duration::from_millis(50)).await;
-            assert!(within.expect("an answer").is_none(), "{kind}");
             let waiter = Waiter::queue(&one, &one, "report", 0).await;
             assert_eq!(told(&server, &["TYPE", "lock:report"]), kind, "it was touched");
             assert!(waiter.is_waiting());
@@ -46,6 +44,16 @@ async fn foreign_value_of_any_type_means_busy_until_it_is_gone() {
             assert_eq!(told(&server, &["KEYS", "*report*"]), "", "{kind}");
         }
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn wait_for_a_foreign_lock_ends_at_its_limit() {
+    let server = server().await;
+    let one = client(server.url()).await;
+    told(&server, &["SET", "lock:report", "theirs"]);
+    let waited = one.mutex("report").lock_within(Duration::from_secs(3)).await;
+    assert!(waited.expect("an answer").is_none(), "the foreign lock stays");
+    assert_eq!(told(&server, &["KEYS", "*report*"]), "lock:report");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

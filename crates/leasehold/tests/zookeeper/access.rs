@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use leasehold::engine::{Level, Query};
-use leasehold::{Error, Released, connect};
+use leasehold::layer::retry::RetryPolicy;
+use leasehold::{Client, Error, Released, connect};
 use leasehold_testkit::{Certificates, Peer, PeerKind, Zookeeper};
 
 use super::support::*;
@@ -120,7 +121,8 @@ async fn certificates_are_checked_on_both_sides() {
         format!("zk://{}", server.address()),
     ];
     for url in bad {
-        let refused = soon("an answer", connect(&url)).await;
+        let once = RetryPolicy { times: 0, ..RetryPolicy::default() };
+        let refused = soon("an answer", Client::builder().retry(once).connect(&url)).await;
         assert!(matches!(refused, Err(Error::Unreachable { .. })), "{url}: {refused:?}");
     }
     leaves_nothing(&server, [good]).await;
