@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use futures_util::future::try_join_all;
 use leasehold::observe::{Measure, Observer};
-use leasehold::{Client, Lease, Mutex};
+use leasehold::{Client, Lease, Mutex, UnlessHeld};
 use rustix::fs::FlockOperation;
 use tokio::runtime::Runtime;
 
@@ -163,7 +163,7 @@ impl Lock {
             Lock::Store { mutex, poll: true } => {
                 let mut queued = None;
                 loop {
-                    if let Some(lease) = mutex.try_lock().await? {
+                    if let Some(lease) = mutex.try_lock().await.unless_held()? {
                         return Ok((Held::Lease(lease), queued));
                     }
                     queued.get_or_insert_with(now);

@@ -81,7 +81,7 @@ impl Candidate<'_> {
             Ok(Taken::All(leases)) => leases,
             Ok(Taken::Interrupted(signal)) => return Ok(Some(exit::of_signal(signal as i32))),
             // Cannot happen: this command waits, and only one that does not wait is refused.
-            Ok(Taken::Refused { .. }) => return Ok(None),
+            Ok(Taken::Refused(_)) => return Ok(None),
             // A candidate that has led goes on trying: that is its purpose.
             Err(failure) if self.has_led && failure.status == exit::UNREACHABLE => {
                 failure.report();

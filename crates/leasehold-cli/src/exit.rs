@@ -133,7 +133,7 @@ pub(crate) fn status_of(error: &Error) -> u8 {
         Error::Invalid(_) => USAGE,
         Error::Config(Config::OtherStore) | Error::Stale { .. } => NOT_HOLDER,
         Error::Config(_) | Error::Mismatch { .. } | Error::SetBack { .. } => CONFIG,
-        Error::Deadlock { .. } | Error::InUse { .. } => CONFLICT,
+        Error::Deadlock { .. } | Error::InUse { .. } | Error::Held(_) => CONFLICT,
         Error::Lost { .. } => LOST,
         // Unreachable, Store, Replaced, TooSlow, Timeout, Limit, Closed, and whatever a later
         // library adds: the store could not do it.

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use leasehold::claim::Note;
 use leasehold::engine::Query;
-use leasehold::{Client, Error, LostCause, Mode, Name, Purpose, Released};
+use leasehold::{Client, Error, LostCause, Mode, Name, Purpose, Released, UnlessHeld};
 use serde::Serialize;
 
 use crate::guard::Why;
@@ -83,7 +83,7 @@ async fn try_write(
     }
     let note = Note::with_facts(&reason[..end].replace('\0', ""), &facts);
     let request = client.claim(record).mode(Mode::Shared).ttl(ttl).note(note);
-    if let Some(lease) = request.try_acquire().await? {
+    if let Some(lease) = request.try_acquire().await.unless_held()? {
         lease.detach().await?;
     }
     Ok(())

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold::claim::Mode;
-use leasehold::{Error, Handle, Lease, Released, Request, Unit};
+use leasehold::{Error, Handle, Lease, Released, Request, Unit, UnlessHeld};
 use leasehold_testkit::conformance::Can;
 
 use crate::chance::Chance;
@@ -179,8 +179,8 @@ impl Task {
         let asked = ATTEMPT.scope(self.number, async {
             match how {
                 How::Lock => request.acquire().await.map(Some),
-                How::Within(span) => request.acquire_within(span).await,
-                How::Try => request.try_acquire().await,
+                How::Within(span) => request.acquire_within(span).await.unless_held(),
+                How::Try => request.try_acquire().await.unless_held(),
                 How::Cancelled(span) => match tokio::time::timeout(span, request.acquire()).await {
                     Ok(answer) => answer.map(Some),
                     Err(_cancelled) => Ok(None),
@@ -202,7 +202,7 @@ impl Task {
         self.asks(OFFICE, Want::Leader, ttl, How::Within(within).word(), None);
         let election = self.shared.client.election(OFFICE).ttl(ttl);
         let campaign = election.campaign_within(within, "here");
-        match ATTEMPT.scope(self.number, campaign).await {
+        match ATTEMPT.scope(self.number, campaign).await.unless_held() {
             Ok(Some(leadership)) => {
                 self.hold(OFFICE, Want::Leader, ttl, leadership.into_lease()).await;
             }
@@ -254,7 +254,7 @@ impl Task {
         }
         let client = self.shared.client.clone();
         let requests = names.map(|name| client.claim(name).ttl(ttl));
-        let answer = client.all(requests).lock_within(span).await;
+        let answer = client.all(requests).lock_within(span).await.unless_held();
         for (number, name) in (first..).zip(names) {
             self.number = number;
             match &answer {

@@ -3,6 +3,8 @@
 //! Expected outcomes are values elsewhere: another holder has the name, or the lease had expired.
 //! An [`Error`] means that the question could not be answered or should not have been asked.
 
+mod try_lock;
+
 use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -11,11 +13,13 @@ use crate::engines::quorum::cause::Cause;
 use crate::rule::claim::{Holder, Mode, Note, Ttl};
 use crate::rule::name::Name;
 
+pub use try_lock::{Held, TryLockError, UnlessHeld};
+
 /// The result of every fallible call of this library.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Why a call failed.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The request breaks a rule of the library; nothing was sent.
@@ -101,6 +105,11 @@ pub enum Error {
         why: TooMany,
     },
 
+    /// Other claims have the name, and the caller does not wait for them. Made of a
+    /// [`TryLockError`] by `?`.
+    #[error(transparent)]
+    Held(Box<Held>),
+
     /// The lease was lost while work that needed it was going on.
     #[error("the lease on `{name}` was lost: {cause}")]
     Lost {
@@ -185,6 +194,7 @@ impl Error {
         match self {
             Error::Unreachable { .. }
             | Error::NoMajority { .. }
+            | Error::Held(_)
             | Error::TooSlow { .. }
             | Error::Timeout { .. } => true,
             Error::Store { transient, .. } => *transient,

@@ -70,7 +70,7 @@ pub use engines::sqlite;
 #[cfg(feature = "zookeeper")]
 pub use engines::zookeeper;
 pub use engines::{memory, quorum};
-pub use error::{Error, LostCause, Result};
+pub use error::{Error, LostCause, Result, TryLockError, UnlessHeld};
 pub use handle::Handle;
 pub use lease::{Lease, Revocation};
 pub use primitives::election::{Election, Leader, Leadership};

@@ -10,7 +10,7 @@ use futures_util::StreamExt;
 use leasehold::clock::{Clock, Moment, VirtualClock};
 use leasehold::layer::chaos::{Chaos, Trouble, Verb};
 use leasehold::memory::Memory;
-use leasehold::{Client, Error, LostCause, Mode, Outcome, RunState, Unit};
+use leasehold::{Client, Error, LostCause, Mode, Outcome, RunState, Unit, UnlessHeld};
 
 const MINUTE: Duration = Duration::from_secs(60);
 const LONG: Duration = Duration::from_secs(300);
@@ -264,16 +264,16 @@ fn threads_have_the_same_primitives() {
     let client = leasehold::blocking::connect("memory:threads").expect("a client");
     let lock = client.rwlock("catalogue");
     let reader = lock.write().expect("granted").downgrade().expect("it reads");
-    let other = lock.try_read().expect("an answer").expect("readers share");
+    let other = lock.try_read().unless_held().expect("an answer").expect("readers share");
     let reader = reader.try_upgrade().expect("an answer").expect_err("two read");
     other.release().expect("released");
     let writer = reader.try_upgrade().expect("an answer").expect("it is alone");
-    assert!(lock.read_within(Duration::from_millis(1)).expect("an answer").is_none());
+    assert!(lock.read_within(Duration::from_millis(1)).unless_held().expect("an answer").is_none());
     writer.release().expect("released");
 
     let permits = client.semaphore("uploads", 2);
     let two = permits.acquire_many(2).expect("granted");
-    assert!(permits.try_acquire().expect("an answer").is_none());
+    assert!(permits.try_acquire().unless_held().expect("an answer").is_none());
     two.set_note("all of them").expect("noted");
     two.release().expect("released");
 

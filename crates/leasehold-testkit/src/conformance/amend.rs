@@ -7,7 +7,7 @@ use leasehold::claim::{Amended, ClaimKey, Note, Standing, Token};
 use leasehold::engine::{Engine, EventKind, Query, Resize, Resized};
 use leasehold::error::{Kind, TooMany};
 use leasehold::layer::chaos::{Trouble, Verb};
-use leasehold::{Error, Holder, Mode, Name, Result};
+use leasehold::{Error, Holder, Mode, Name, Result, UnlessHeld};
 
 use super::harness::{Harness, LONG};
 use super::support::{Failure, Outcome, Waiter, claim, line, soon, until_free};
@@ -131,7 +131,7 @@ async fn expired_claim_is_not_amended(lab: Arc<dyn Harness>) -> Outcome {
     assert!(matches!(engine.claim(&dead).await?, Standing::Held { .. }));
     until_free(&client, name).await?;
     assert_eq!(engine.set_note(&dead.key, &note("x")?).await?, Amended::Out { by: None });
-    let lease = client.mutex(name).ttl(LONG).try_lock().await?.expect("it is free");
+    let lease = client.mutex(name).ttl(LONG).try_lock().await.unless_held()?.expect("it is free");
     let amended = engine.set_note(&dead.key, &note("x")?).await?;
     assert_eq!(amended, Amended::Out { by: Some(client.holder().clone()) });
     assert!(lease.is_held());
@@ -192,11 +192,11 @@ async fn sole_reader_becomes_exclusive_and_others_do_not(lab: Arc<dyn Harness>) 
     let fence = mine.fence();
     let mine = mine.try_upgrade().await?.expect("it is alone");
     assert_eq!(mine.fence(), fence);
-    assert!(two.rwlock(name).try_read().await?.is_none(), "it writes");
+    assert!(two.rwlock(name).try_read().await.unless_held()?.is_none(), "it writes");
     assert_eq!(line(&two, name).await?.held[0].mode, Mode::Exclusive);
     mine.extend(LONG).await?;
     let mine = mine.downgrade().await?;
-    let other = two.rwlock(name).ttl(LONG).try_read().await?.expect("it reads");
+    let other = two.rwlock(name).ttl(LONG).try_read().await.unless_held()?.expect("it reads");
     assert!(other.fence() > fence);
     // A waiter does not stand in the way of an exclusive holder.
     other.release().await?;
@@ -283,12 +283,12 @@ async fn old_limit_is_a_mismatch_after_a_resize(lab: Arc<dyn Harness>) -> Outcom
     let [one, two] = lab.clients().await?;
     let lease = one.semaphore(name, 2).ttl(LONG).acquire().await?;
     assert_eq!(two.resize(name, 3).await?, Some(2));
-    let old = two.semaphore(name, 2).try_acquire().await;
+    let old = two.semaphore(name, 2).try_acquire().await.unless_held();
     assert!(
         matches!(old, Err(Error::Mismatch { in_force: Kind::Permits { of: 3 }, .. })),
         "{old:?}"
     );
-    assert!(two.semaphore(name, 3).try_acquire_many(2).await?.is_some());
+    assert!(two.semaphore(name, 3).try_acquire_many(2).await.unless_held()?.is_some());
     lease.extend(LONG).await?;
     lease.release().await?;
     Ok(())

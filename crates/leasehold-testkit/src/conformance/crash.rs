@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use leasehold::layer::chaos::{Trouble, Verb};
-use leasehold::{Handle, LeaseState, Mode, Released};
+use leasehold::{Handle, LeaseState, Mode, Released, UnlessHeld};
 
 use super::harness::{Harness, LONG};
 use super::support::{
@@ -34,11 +34,13 @@ async fn processes_exclude_each_other(lab: Arc<dyn Harness>) -> Outcome {
     let client = lab.client().await?;
     let mut worker = lab.process(name, Mode::Exclusive, LONG)?;
     let fence = held(&mut worker).await?;
-    assert!(client.mutex(name).try_lock().await?.is_none());
+    assert!(client.mutex(name).try_lock().await.unless_held()?.is_none());
     assert_eq!(line(&client, name).await?.held[0].fence, fence);
     worker.send_line("release")?;
     assert_eq!(worker.wait_for_line("released ", EVENT_MAX).await?, "Released");
-    assert!(client.mutex(name).try_lock().await?.expect("it is free").fence() > fence);
+    assert!(
+        client.mutex(name).try_lock().await.unless_held()?.expect("it is free").fence() > fence
+    );
     ended(&mut worker).await
 }
 
@@ -105,7 +107,7 @@ async fn f03_short_pause_keeps_the_lease(lab: Arc<dyn Harness>) -> Outcome {
         tokio::time::sleep(ttl / 5).await;
         worker.continue_process()?;
         assert_ne!(state(&mut worker).await?, "Lost");
-        assert!(client.mutex(name).try_lock().await?.is_none());
+        assert!(client.mutex(name).try_lock().await.unless_held()?.is_none());
     }
     let asked = Instant::now();
     until("renewals after the pauses", async || Ok(asked.elapsed() > ttl)).await?;
@@ -178,7 +180,7 @@ async fn permits_of_a_killed_holder_come_back(lab: Arc<dyn Harness>) -> Outcome 
     worker.kill()?;
     let two = waiter.granted().await?;
     assert!(one.is_held() && two.is_held());
-    assert!(permits(1).try_acquire().await?.is_none());
+    assert!(permits(1).try_acquire().await.unless_held()?.is_none());
     Ok(())
 }
 
@@ -190,7 +192,7 @@ async fn lease_outlives_the_process_that_detached_it(lab: Arc<dyn Harness>) -> O
     worker.send_line("detach")?;
     let handle: Handle = worker.wait_for_line("handle ", EVENT_MAX).await?.parse()?;
     worker.kill()?;
-    assert!(client.mutex(name).try_lock().await?.is_none());
+    assert!(client.mutex(name).try_lock().await.unless_held()?.is_none());
     let lease = client.adopt(&handle).await?;
     assert_eq!(lease.fence(), fence);
     assert_eq!(lease.release().await?, Released::Released);

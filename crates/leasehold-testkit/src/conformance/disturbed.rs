@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use leasehold::layer::chaos::{Chaos, Trouble, Verb};
 use leasehold::layer::retry::RetryPolicy;
 use leasehold::observe::{Measure, Observer};
-use leasehold::{Client, Error};
+use leasehold::{Client, Error, UnlessHeld};
 
 use super::harness::{Harness, LONG};
 use super::support::{Outcome, Waiter, soon, until, until_free, until_waiting};
@@ -91,7 +91,7 @@ async fn wait_with_a_limit_ends_at_its_limit_with_what_was_wrong_last(
     let limit = Duration::from_secs(3);
     let begun = Instant::now();
     let mutex = far.mutex(name).ttl(lab.brief());
-    let waiting = tokio::spawn(async move { mutex.lock_within(limit).await });
+    let waiting = tokio::spawn(async move { mutex.lock_within(limit).await.unless_held() });
     until_waiting(&near, name, 1).await?;
     cut_off(&chaos);
     failures.at_least(1, || !waiting.is_finished()).await?;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use leasehold::engine::Eviction;
-use leasehold::{Holder, LeaseState, LostCause, Mode, Name, Released};
+use leasehold::{Holder, LeaseState, LostCause, Mode, Name, Released, UnlessHeld};
 
 use super::Can;
 use super::harness::{Harness, LONG};
@@ -61,7 +61,7 @@ async fn eviction_of_a_free_name_finds_nobody(lab: Arc<dyn Harness>) -> Outcome 
     let client = lab.client().await?;
     assert!(client.force_release("evict:free", "nothing").await?.is_empty());
     assert!(client.show("evict:free").await?.is_none());
-    assert!(client.mutex("evict:free").try_lock().await?.is_some());
+    assert!(client.mutex("evict:free").try_lock().await.unless_held()?.is_some());
     Ok(())
 }
 
@@ -101,7 +101,7 @@ async fn evicted_lease_is_not_given_back_by_its_old_holder(lab: Arc<dyn Harness>
     let [one, two] = lab.clients().await?;
     let lease = one.mutex(name).ttl(LONG).lock().await?;
     two.force_release(name, "stuck").await?;
-    let next = two.mutex(name).ttl(LONG).try_lock().await?.expect("it was taken");
+    let next = two.mutex(name).ttl(LONG).try_lock().await.unless_held()?.expect("it was taken");
     assert_eq!(lease.release().await?, Released::TakenBy(two.holder().clone()));
     assert_eq!(line(&one, name).await?.held[0].fence, next.fence());
     assert_eq!(next.release().await?, Released::Released);

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use leasehold::claim::{Mode, Standing};
 use leasehold::layer::chaos::Verb;
-use leasehold::{Error, LeaseState, LostCause, Released};
+use leasehold::{Error, LeaseState, LostCause, Released, UnlessHeld};
 
 use super::harness::{Harness, LONG};
 use super::support::{Outcome, Waiter, claim, line, renewal, soon, until, until_free};
@@ -56,7 +56,7 @@ async fn lease_is_renewed_past_its_ttl(lab: Arc<dyn Harness>) -> Outcome {
     let (fence, begun) = (lease.fence(), Instant::now());
     until("two renewals, and more than the ttl", async || {
         assert!(lease.is_held(), "{:?} after {:?}", lease.state(), begun.elapsed());
-        assert!(two.mutex(name).try_lock().await?.is_none());
+        assert!(two.mutex(name).try_lock().await.unless_held()?.is_none());
         Ok(begun.elapsed() > lab.steady() * 3 / 2 && chaos.calls(Verb::Renew) >= 2)
     })
     .await?;
@@ -92,7 +92,7 @@ async fn expired_claim_is_not_renewed_back_to_life(lab: Arc<dyn Harness>) -> Out
     let answers = engine.renew(&[renewal(&asked)]).await?;
     assert!(matches!(answers.as_slice(), [Ok(Standing::Out { by: None, .. })]), "{answers:?}");
     assert!(client.show(name).await?.is_none());
-    let lease = client.mutex(name).ttl(LONG).try_lock().await?.expect("it is free");
+    let lease = client.mutex(name).ttl(LONG).try_lock().await.unless_held()?.expect("it is free");
     let answers = engine.renew(&[renewal(&asked)]).await?;
     let [Ok(Standing::Out { by: Some(by), .. })] = answers.as_slice() else {
         panic!("renewed to {answers:?}");
@@ -166,7 +166,7 @@ async fn hold_at_least_keeps_the_name_closed_then_frees_it(lab: Arc<dyn Harness>
     assert_eq!(lease.release().await?, Released::Released);
     let seen = line(&two, name).await?;
     assert!(seen.held[0].fence == fence && seen.held[0].remaining <= span, "{seen:?}");
-    assert!(two.mutex(name).try_lock().await?.is_none());
+    assert!(two.mutex(name).try_lock().await.unless_held()?.is_none());
     let next = soon("the end of the hold", two.mutex(name).ttl(LONG).lock()).await??;
     assert!(begun.elapsed() >= span, "freed after {:?}", begun.elapsed());
     assert!(next.fence() > fence);
@@ -262,7 +262,7 @@ async fn lock_delay_does_not_keep_what_is_given_back(lab: Arc<dyn Harness>) -> O
         Waiter::queue(&two, name, two.claim(name).ttl(half).lock_delay(half), 0).await?;
     assert_eq!(lease.release().await?, Released::Released);
     waiter.served().await?;
-    let too_long = mutex.ttl(Duration::from_secs(24 * 60 * 60)).try_lock().await;
+    let too_long = mutex.ttl(Duration::from_secs(24 * 60 * 60)).try_lock().await.unless_held();
     assert!(matches!(too_long, Err(Error::Invalid(_))), "{too_long:?}");
     Ok(())
 }

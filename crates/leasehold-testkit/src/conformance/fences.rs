@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::sync::Mutex;
 
-use leasehold::Client;
 use leasehold::claim::{Mode, Standing};
 use leasehold::engine::Engine;
+use leasehold::{Client, UnlessHeld};
 
 use super::harness::{Harness, LONG};
 use super::support::{Outcome, claim, soon, until_free};
@@ -55,7 +55,7 @@ async fn fences_rise_across_eviction(lab: Arc<dyn Harness>) -> Outcome {
     let mut last = 0;
     let mut evicted = Vec::new();
     for _ in 0..3 {
-        let lease = one.mutex(name).ttl(LONG).try_lock().await?.expect("it is free");
+        let lease = one.mutex(name).ttl(LONG).try_lock().await.unless_held()?.expect("it is free");
         assert!(lease.fence() > last, "{} after {last}", lease.fence());
         last = lease.fence();
         assert_eq!(two.force_release(name, "a test").await?, [one.holder().clone()]);
@@ -105,7 +105,7 @@ async fn refused_claims_do_not_lower_fences(lab: Arc<dyn Harness>) -> Outcome {
     let [one, two] = lab.clients().await?;
     let lease = one.mutex(name).ttl(LONG).lock().await?;
     for _ in 0..5 {
-        assert!(two.mutex(name).try_lock().await?.is_none());
+        assert!(two.mutex(name).try_lock().await.unless_held()?.is_none());
     }
     let fence = lease.fence();
     lease.release().await?;

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use leasehold::claim::{Amended, Mode, Note, Standing};
 use leasehold::error::Config;
 use leasehold::memory::Memory;
-use leasehold::{Client, Error, Handle, Lease, LeaseState, Released};
+use leasehold::{Client, Error, Handle, Lease, LeaseState, Released, UnlessHeld};
 
 use super::Can;
 use super::harness::Harness;
@@ -51,10 +51,10 @@ async fn handle_is_taken_up_by_another_client(lab: Arc<dyn Harness>) -> Outcome 
     assert_eq!(handle.holder(), one.holder());
     let lease = two.adopt(&handle).await?;
     assert_eq!((lease.fence(), lease.state()), (fence, LeaseState::Held));
-    assert!(three.mutex(name).try_lock().await?.is_none());
+    assert!(three.mutex(name).try_lock().await.unless_held()?.is_none());
     assert_eq!(line(&three, name).await?.held[0].note.as_str(), "kept");
     assert_eq!(lease.release().await?, Released::Released);
-    assert!(three.mutex(name).try_lock().await?.is_some());
+    assert!(three.mutex(name).try_lock().await.unless_held()?.is_some());
     Ok(())
 }
 
@@ -184,7 +184,7 @@ async fn detached_lease_lives_until_its_ttl(lab: Arc<dyn Harness>) -> Outcome {
     let name = "handle:detached";
     let [one, two] = lab.clients().await?;
     let handle = one.mutex(name).ttl(lab.steady()).lock().await?.detach().await?;
-    assert!(two.mutex(name).try_lock().await?.is_none());
+    assert!(two.mutex(name).try_lock().await.unless_held()?.is_none());
     assert!(two.check(&handle).await?.is_some());
     let next = soon("the end of its ttl", two.mutex(name).ttl(lab.long().await?).lock()).await??;
     assert!(next.fence() > handle.fence());
@@ -231,7 +231,11 @@ async fn handle_is_stale_while_its_name_stays_closed(lab: Arc<dyn Harness>) -> O
         assert_ne!(client.release(&handle).await?, Released::Released);
         assert_ne!(client.release_keeping(&handle, long).await?, Released::Released);
     }
-    assert!(two.mutex(name).try_lock().await?.is_none(), "open after {:?}", begun.elapsed());
+    assert!(
+        two.mutex(name).try_lock().await.unless_held()?.is_none(),
+        "open after {:?}",
+        begun.elapsed()
+    );
     let next = soon("the end of the span", two.mutex(name).ttl(long).lock()).await??;
     assert!(begun.elapsed() >= span, "open after {:?}", begun.elapsed());
     assert!(next.fence() > handle.fence());

@@ -7,7 +7,7 @@ use std::time::Duration;
 use leasehold::claim::{Holder, Note, Ttl};
 use leasehold::error::{Config, Invalid};
 use leasehold::layer::chaos::{Chaos, Verb};
-use leasehold::{Client, Error, Lease, Mode, Name, Released, Result};
+use leasehold::{Client, Error, Lease, Mode, Name, Released, Result, UnlessHeld};
 
 use super::harness::{Harness, LONG};
 use super::support::{Outcome, line, soon};
@@ -50,7 +50,7 @@ async fn bad_names_are_refused_unsent(lab: Arc<dyn Harness>) -> Outcome {
     ];
     for (name, expected) in table {
         assert_eq!(refused(&chaos, &client.mutex(&name).lock().await), expected);
-        let tried = client.mutex(&name).try_lock().await;
+        let tried = client.mutex(&name).try_lock().await.unless_held();
         assert!(matches!(tried, Err(Error::Invalid(_))), "{tried:?}");
         assert!(client.show(&name).await.is_err());
     }

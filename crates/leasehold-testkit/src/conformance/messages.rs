@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use leasehold::engine::{Engine, Eviction, HolderMessage};
 use leasehold::layer::chaos::{Trouble, Verb};
-use leasehold::{Error, Holder, Lease, LostCause, Mode, Name, Released, Result};
+use leasehold::{Error, Holder, Lease, LostCause, Mode, Name, Released, Result, UnlessHeld};
 
 use super::Can;
 use super::harness::{Harness, LONG};
@@ -98,7 +98,7 @@ async fn is_told(lab: &dyn Harness, lease: &Lease, by: &str, reason: &str) -> Ou
 async fn evicted_holder_hears_the_reason_before_its_next_renewal(lab: Arc<dyn Harness>) -> Outcome {
     let name = "messages:reason";
     let [one, admin] = lab.clients().await?;
-    let lease = one.mutex(name).ttl(LONG).try_lock().await?.expect("it is free");
+    let lease = one.mutex(name).ttl(LONG).try_lock().await.unless_held()?.expect("it is free");
     until_heard(&*lab, &lease).await?;
     admin.force_release(name, "host db3 is gone").await?;
     is_told(&*lab, &lease, admin.holder().label(), "host db3 is gone").await?;
@@ -196,7 +196,7 @@ async fn holder_that_is_asked_gives_the_lease_back_in_time(lab: Arc<dyn Harness>
     assert_eq!(lease.release().await?, Released::Released);
     let evicted = soon("the end of the order", asking).await???;
     assert!(evicted.is_empty(), "{evicted:?}");
-    let next = one.mutex(name).try_lock().await?.expect("it is free");
+    let next = one.mutex(name).try_lock().await.unless_held()?.expect("it is free");
     assert!(next.fence() > fence);
     assert_eq!(one.stats().lost, 0);
     Ok(())

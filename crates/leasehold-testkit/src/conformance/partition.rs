@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use leasehold::clock::{Clock, SystemClock};
 use leasehold::layer::chaos::{Trouble, Verb};
-use leasehold::{LeaseState, LostCause, Released};
+use leasehold::{LeaseState, LostCause, Released, UnlessHeld};
 
 use super::harness::{Harness, LONG};
 use super::support::{Outcome, Waiter, line, soon, until};
@@ -38,7 +38,7 @@ async fn transient_renewal_failures_keep_the_lease(lab: Arc<dyn Harness>) -> Out
         })
         .await?;
     }
-    assert!(two.mutex(name).try_lock().await?.is_none());
+    assert!(two.mutex(name).try_lock().await.unless_held()?.is_none());
     assert_eq!(line(&two, name).await?.held[0].fence, fence);
     assert_eq!(lease.release().await?, Released::Released);
     Ok(())

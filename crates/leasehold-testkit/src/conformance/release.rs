@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use leasehold::claim::{ClaimKey, Mode, Standing, Token};
-use leasehold::{Error, LeaseState, Name, Released};
+use leasehold::{Error, LeaseState, Name, Released, UnlessHeld};
 
 use super::harness::{Harness, LONG};
 use super::support::{Outcome, Waiter, claim, line, renewal, soon, until_free, until_waiting};
@@ -64,7 +64,7 @@ async fn second_release_changes_nothing(lab: Arc<dyn Harness>) -> Outcome {
     let keys = [asked.key];
     assert_eq!(engine.release(&keys).await?, [Released::Released]);
     assert_eq!(engine.release(&keys).await?, [Released::AlreadyExpired]);
-    let next = client.mutex(name).ttl(LONG).try_lock().await?.expect("it is free");
+    let next = client.mutex(name).ttl(LONG).try_lock().await.unless_held()?.expect("it is free");
     assert_eq!(engine.release(&keys).await?, [Released::TakenBy(client.holder().clone())]);
     assert_eq!(line(&client, name).await?.held[0].fence, next.fence());
     assert_eq!(next.release().await?, Released::Released);
@@ -155,7 +155,10 @@ async fn dropped_client_releases_nothing_it_still_holds(lab: Arc<dyn Harness>) -
     drop(one);
     let before = lease.safe_until();
     super::support::until("a renewal", async || Ok(lease.safe_until() > before)).await?;
-    assert!(two.mutex(name).try_lock().await?.is_none(), "a lease keeps its client alive");
+    assert!(
+        two.mutex(name).try_lock().await.unless_held()?.is_none(),
+        "a lease keeps its client alive"
+    );
     assert_eq!(lease.release().await?, Released::Released);
     Ok(())
 }
@@ -180,10 +183,13 @@ async fn closed_client_refuses_claims(lab: Arc<dyn Harness>) -> Outcome {
     let [one, two] = lab.clients().await?;
     soon("the close", one.close()).await??;
     assert!(matches!(one.mutex("release:closed").lock().await, Err(Error::Closed)));
-    assert!(matches!(one.mutex("release:closed").try_lock().await, Err(Error::Closed)));
+    assert!(matches!(
+        one.mutex("release:closed").try_lock().await.unless_held(),
+        Err(Error::Closed)
+    ));
     assert!(two.show("release:closed").await?.is_none());
     soon("a second close", one.close()).await??;
-    assert!(two.mutex("release:closed").try_lock().await?.is_some(), "others go on");
+    assert!(two.mutex("release:closed").try_lock().await.unless_held()?.is_some(), "others go on");
     Ok(())
 }
 
@@ -192,11 +198,11 @@ async fn with_releases_after_the_work(lab: Arc<dyn Harness>) -> Outcome {
     let [one, two] = lab.clients().await?;
     let fence = one
         .with(name, async |lease| {
-            assert!(two.mutex(name).try_lock().await.expect("an answer").is_none());
+            assert!(two.mutex(name).try_lock().await.unless_held().expect("an answer").is_none());
             lease.fence()
         })
         .await?;
-    assert!(two.mutex(name).try_lock().await?.expect("it is free").fence() > fence);
+    assert!(two.mutex(name).try_lock().await.unless_held()?.expect("it is free").fence() > fence);
     Ok(())
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use leasehold::claim::Standing;
-use leasehold::{Client, Mode, Released, Request};
+use leasehold::{Client, Mode, Released, Request, UnlessHeld};
 
 use super::harness::{Harness, LONG};
 use super::support::{Outcome, Waiter, claim, line, until};
@@ -28,8 +28,8 @@ async fn readers_hold_together(lab: Arc<dyn Harness>) -> Outcome {
     let name = "shared:together";
     let [one, two, three] = lab.clients().await?;
     let first = reader(&one, name).acquire().await?;
-    let second = reader(&two, name).try_acquire().await?.expect("readers share");
-    let third = reader(&three, name).try_acquire().await?.expect("readers share");
+    let second = reader(&two, name).try_acquire().await.unless_held()?.expect("readers share");
+    let third = reader(&three, name).try_acquire().await.unless_held()?.expect("readers share");
     assert!(first.is_held() && second.is_held() && third.is_held());
     assert_eq!(line(&one, name).await?.held.len(), 3);
     assert_eq!(second.release().await?, Released::Released);
@@ -41,13 +41,13 @@ async fn writer_excludes_readers_and_readers_the_writer(lab: Arc<dyn Harness>) -
     let name = "shared:exclude";
     let [one, two] = lab.clients().await?;
     let read = reader(&one, name).acquire().await?;
-    assert!(two.claim(name).try_acquire().await?.is_none());
+    assert!(two.claim(name).try_acquire().await.unless_held()?.is_none());
     read.release().await?;
-    let write = two.claim(name).ttl(LONG).try_acquire().await?.expect("nobody reads");
-    assert!(reader(&one, name).try_acquire().await?.is_none());
-    assert!(one.claim(name).try_acquire().await?.is_none());
+    let write = two.claim(name).ttl(LONG).try_acquire().await.unless_held()?.expect("nobody reads");
+    assert!(reader(&one, name).try_acquire().await.unless_held()?.is_none());
+    assert!(one.claim(name).try_acquire().await.unless_held()?.is_none());
     write.release().await?;
-    assert!(reader(&one, name).try_acquire().await?.is_some());
+    assert!(reader(&one, name).try_acquire().await.unless_held()?.is_some());
     Ok(())
 }
 
@@ -56,7 +56,7 @@ async fn queued_writer_stops_later_readers(lab: Arc<dyn Harness>) -> Outcome {
     let [one, two, three] = lab.clients().await?;
     let read = reader(&one, name).acquire().await?;
     let mut writer = Waiter::queue(&one, name, two.claim(name).ttl(LONG), 0).await?;
-    assert!(reader(&three, name).try_acquire().await?.is_none(), "a writer waits");
+    assert!(reader(&three, name).try_acquire().await.unless_held()?.is_none(), "a writer waits");
     let mut late = Waiter::queue(&one, name, reader(&three, name), 1).await?;
     read.release().await?;
     let write = writer.granted().await?;
@@ -153,10 +153,10 @@ async fn expired_reader_frees_only_its_share(lab: Arc<dyn Harness>) -> Outcome {
         Ok(line.is_some_and(|line| line.held.len() == 1))
     })
     .await?;
-    assert!(two.claim(name).try_acquire().await?.is_none(), "the other still reads");
+    assert!(two.claim(name).try_acquire().await.unless_held()?.is_none(), "the other still reads");
     assert!(read.is_held());
     read.release().await?;
-    assert!(two.claim(name).try_acquire().await?.is_some());
+    assert!(two.claim(name).try_acquire().await.unless_held()?.is_some());
     Ok(())
 }
 

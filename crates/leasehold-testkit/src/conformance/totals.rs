@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use leasehold::UnlessHeld;
 use leasehold::claim::{Mode, Standing};
 use leasehold::engine::Level;
 
@@ -23,7 +24,7 @@ async fn client_counts_what_it_did(lab: Arc<dyn Harness>) -> Outcome {
     let name = "totals:client";
     let [one, two] = lab.clients().await?;
     let lease = one.mutex(name).ttl(LONG).lock().await?;
-    assert!(two.mutex(name).try_lock().await?.is_none());
+    assert!(two.mutex(name).try_lock().await.unless_held()?.is_none());
     let mut waiter = Waiter::queue(&one, name, two.claim(name).ttl(LONG), 0).await?;
     // The store knows of the wait a moment before its client does.
     until("the wait to be counted", async || Ok(two.stats().waiting == 1)).await?;
@@ -46,7 +47,7 @@ async fn totals_add_up_over_clients(lab: Arc<dyn Harness>) -> Outcome {
         one.mutex("totals:sum").lock().await?.release().await?;
     }
     let lease = two.mutex("totals:sum").ttl(LONG).lock().await?;
-    assert!(one.mutex("totals:sum").try_lock().await?.is_none());
+    assert!(one.mutex("totals:sum").try_lock().await.unless_held()?.is_none());
     drop(lease);
     soon("the close", one.close()).await??;
     soon("the close", two.close()).await??;
@@ -108,7 +109,7 @@ async fn installing_twice_is_harmless(lab: Arc<dyn Harness>) -> Outcome {
     let lease = one.mutex("totals:install").ttl(LONG).lock().await?;
     one.install().await?;
     two.install().await?;
-    assert!(two.mutex("totals:install").try_lock().await?.is_none());
+    assert!(two.mutex("totals:install").try_lock().await.unless_held()?.is_none());
     assert!(lease.is_held());
     let fence = lease.fence();
     lease.release().await?;

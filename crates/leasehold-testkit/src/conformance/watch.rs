@@ -5,7 +5,7 @@ use std::sync::Arc;
 use futures_util::stream::{BoxStream, StreamExt};
 use leasehold::claim::{Holder, Mode, Standing};
 use leasehold::engine::{Event, EventKind, Query};
-use leasehold::{Name, Result};
+use leasehold::{Name, Result, UnlessHeld};
 
 use super::harness::{Harness, LONG};
 use super::support::{Failure, Outcome, Waiter, claim, soon};
@@ -92,7 +92,7 @@ async fn watch_tells_of_waiters_that_leave(lab: Arc<dyn Harness>) -> Outcome {
     assert_eq!(queued.kind, EventKind::Queued);
     drop(waiter);
     expect(&mut events, EventKind::Left, two.holder(), queued.fence).await?;
-    assert!(two.mutex(name).try_lock().await?.is_none());
+    assert!(two.mutex(name).try_lock().await.unless_held()?.is_none());
     let fence = lease.fence();
     lease.release().await?;
     // A refused try is no event.

@@ -132,7 +132,8 @@ fn child_of_a_fork(client: Client, lease: Lease) -> Result<(), &'static str> {
     check(forked(noted), "set_note")?;
     let mutex = client.mutex("fork:other");
     check(forked(mutex.lock().now_or_never().map(|answer| answer.map(drop))), "lock")?;
-    check(forked(mutex.try_lock().now_or_never().map(|answer| answer.map(drop))), "try_lock")?;
+    let tried = mutex.try_lock().now_or_never();
+    check(forked(tried.map(|answer| answer.map(drop).map_err(Error::from))), "try_lock")?;
     let name = lease.name().clone();
     let shown = client.show(&name).now_or_never();
     check(forked(shown.map(|answer| answer.map(drop))), "show")?;

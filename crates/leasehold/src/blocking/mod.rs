@@ -11,7 +11,7 @@ use std::time::{Duration, SystemTime};
 
 use tokio::runtime::Runtime;
 
-use crate::error::{Error, LostCause, Result};
+use crate::error::{Error, LostCause, Result, TryLockError};
 use crate::handle::Handle;
 use crate::rule::claim::Released;
 use crate::rule::name::Name;
@@ -175,23 +175,21 @@ impl Mutex {
 
     /// Blocks until the caller holds the lock.
     pub fn lock(&self) -> Result<Lease> {
-        self.lease(self.runtime.block_on(self.mutex.lock())?)
+        Ok(self.lease(self.runtime.block_on(self.mutex.lock())?))
     }
 
-    /// Takes the lock if it is free now; `None` if it is not.
-    pub fn try_lock(&self) -> Result<Option<Lease>> {
-        let lease = self.runtime.block_on(self.mutex.try_lock())?;
-        lease.map(|lease| self.lease(lease)).transpose()
+    /// Takes the lock if it is free now; else says who holds it.
+    pub fn try_lock(&self) -> Result<Lease, TryLockError> {
+        self.runtime.block_on(self.mutex.try_lock()).map(|lease| self.lease(lease))
     }
 
-    /// Blocks for at most `span`; `None` if the lock was not granted by then.
-    pub fn lock_within(&self, span: Duration) -> Result<Option<Lease>> {
-        let lease = self.runtime.block_on(self.mutex.lock_within(span))?;
-        lease.map(|lease| self.lease(lease)).transpose()
+    /// Blocks for at most `span`. If the lock was not granted by then, says who holds it.
+    pub fn lock_within(&self, span: Duration) -> Result<Lease, TryLockError> {
+        self.runtime.block_on(self.mutex.lock_within(span)).map(|lease| self.lease(lease))
     }
 
-    fn lease(&self, lease: crate::Lease) -> Result<Lease> {
-        Ok(Lease { lease, runtime: Arc::clone(&self.runtime) })
+    fn lease(&self, lease: crate::Lease) -> Lease {
+        Lease { lease, runtime: Arc::clone(&self.runtime) }
     }
 }
 

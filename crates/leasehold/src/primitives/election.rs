@@ -11,7 +11,7 @@ use futures_util::stream::{self, BoxStream, StreamExt};
 
 use crate::client::Client;
 use crate::engine::{Event, Query};
-use crate::error::{Error, LostCause, Result};
+use crate::error::{Error, LostCause, Result, TryLockError};
 use crate::lease::Lease;
 use crate::rule::claim::{Holder, Mode, Released};
 use crate::rule::name::Name;
@@ -83,7 +83,7 @@ impl Election {
         self.request.clone().note(payload).acquire().await.map(Leadership)
     }
 
-    /// Waits to become the leader for at most `span`; `None` if it was not elected by then.
+    /// Waits to become the leader for at most `span`. If another leads by then, says who.
     ///
     /// # Cancel safety
     ///
@@ -92,8 +92,8 @@ impl Election {
         &self,
         span: Duration,
         payload: impl Into<String>,
-    ) -> Result<Option<Leadership>> {
-        Ok(self.request.clone().note(payload).acquire_within(span).await?.map(Leadership))
+    ) -> Result<Leadership, TryLockError> {
+        self.request.clone().note(payload).acquire_within(span).await.map(Leadership)
     }
 
     /// The present leader.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::client::Client;
-use crate::error::Result;
+use crate::error::{Result, TryLockError};
 use crate::lease::Lease;
 use crate::runtime::acquire::Request;
 
@@ -74,16 +74,16 @@ impl Mutex {
         self.request.acquire()
     }
 
-    /// Takes the lock if it is free now; `None` if it is not.
+    /// Takes the lock if it is free now; else says who holds it.
     ///
     /// # Cancel safety
     ///
     /// As [`lock`](Self::lock).
-    pub fn try_lock(&self) -> impl Future<Output = Result<Option<Lease>>> + Send + '_ {
+    pub fn try_lock(&self) -> impl Future<Output = Result<Lease, TryLockError>> + Send + '_ {
         self.request.try_acquire()
     }
 
-    /// Waits for the lock for at most `span`; `None` if it was not granted by then.
+    /// Waits for the lock for at most `span`. If it was not granted by then, says who holds it.
     ///
     /// # Cancel safety
     ///
@@ -91,7 +91,7 @@ impl Mutex {
     pub fn lock_within(
         &self,
         span: Duration,
-    ) -> impl Future<Output = Result<Option<Lease>>> + Send + '_ {
+    ) -> impl Future<Output = Result<Lease, TryLockError>> + Send + '_ {
         self.request.acquire_within(span)
     }
 

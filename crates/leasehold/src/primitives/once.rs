@@ -9,11 +9,11 @@ use std::time::Duration;
 
 use crate::clock::Moment;
 use crate::engine::{ClaimView, unsupported};
-use crate::error::{Error, Kind, LostCause, Result};
+use crate::error::{Error, Kind, LostCause, Result, UnlessHeld};
 use crate::lease::Lease;
 use crate::primitives::rate_limiter::check_period;
 use crate::rule::claim::{Holder, Note};
-use crate::runtime::acquire::Request;
+use crate::runtime::acquire::{NO_WAIT, Request};
 
 /// How long, by default, a run that died holds up the others.
 const TTL_DEFAULT: Duration = Duration::from_secs(30);
@@ -210,7 +210,7 @@ impl Once {
         let request = self.request.clone().ttl(ttl).note(note_of(&RunState::Running));
         for _ in 0..TRIES_MAX {
             let begun = self.request.client().inner.keeper.clock.now();
-            if let Some(lease) = request.try_acquire().await? {
+            if let Some(lease) = request.ask_until(Some(NO_WAIT)).await.unless_held()? {
                 let (every, retry_failed) = (self.every, self.retry_failed);
                 return Ok(Ok(Run { lease, begun, every, retry_failed }));
             }

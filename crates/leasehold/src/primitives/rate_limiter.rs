@@ -7,9 +7,9 @@
 
 use std::time::Duration;
 
-use crate::error::{Error, Invalid, Result};
+use crate::error::{Error, Invalid, Result, UnlessHeld};
 use crate::rule::claim::{Mode, Ttl};
-use crate::runtime::acquire::Request;
+use crate::runtime::acquire::{NO_WAIT, Request};
 use crate::runtime::facts::note_of_unit;
 
 /// The most units in a period: each is a claim in one line, and a line has its limit.
@@ -97,7 +97,7 @@ impl RateLimiter {
     /// As [`acquire`](Self::acquire).
     pub async fn try_acquire(&self) -> Result<Unit> {
         self.check()?;
-        match self.request.try_acquire().await? {
+        match self.request.ask_until(Some(NO_WAIT)).await.unless_held()? {
             Some(lease) => lease.detach().await.map(|_handle| Unit::Taken),
             None => self.due().await,
         }
@@ -110,7 +110,8 @@ impl RateLimiter {
     /// As [`acquire`](Self::acquire).
     pub async fn acquire_within(&self, span: Duration) -> Result<Unit> {
         self.check()?;
-        match self.request.acquire_within(span).await? {
+        let deadline = self.request.client().inner.keeper.clock.now() + span;
+        match self.request.ask_until(Some(deadline)).await.unless_held()? {
             Some(lease) => lease.detach().await.map(|_handle| Unit::Taken),
             None => self.due().await,
         }

@@ -6,7 +6,7 @@
 use std::ops::Deref;
 use std::time::Duration;
 
-use crate::error::{Error, LostCause, Result};
+use crate::error::{Error, LostCause, Result, TryLockError};
 use crate::lease::Lease;
 use crate::rule::claim::{Amended, Mode, Released};
 use crate::runtime::acquire::Request;
@@ -16,13 +16,15 @@ use crate::runtime::acquire::Request;
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> leasehold::Result<()> {
+/// use leasehold::UnlessHeld;
+///
 /// let client = leasehold::connect("memory:").await?;
 /// let lock = client.rwlock("catalogue");
 /// let writer = lock.write().await?;
 /// // Written; now let others read beside us, and no writer in between.
 /// let reader = writer.downgrade().await?;
-/// assert!(lock.try_read().await?.is_some());
-/// assert!(lock.try_write().await?.is_none());
+/// assert!(lock.try_read().await.is_ok());
+/// assert!(lock.try_write().await.unless_held()?.is_none());
 /// reader.release().await?;
 /// # Ok(())
 /// # }
@@ -70,22 +72,22 @@ impl RwLock {
         self.as_mode(Mode::Shared).acquire().await.map(ReadLease::new)
     }
 
-    /// Reads if that is possible now; `None` if a writer holds or waits.
+    /// Reads if that is possible now; not while a writer holds or waits.
     ///
     /// # Cancel safety
     ///
     /// As [`read`](Self::read).
-    pub async fn try_read(&self) -> Result<Option<ReadLease>> {
-        Ok(self.as_mode(Mode::Shared).try_acquire().await?.map(ReadLease::new))
+    pub async fn try_read(&self) -> Result<ReadLease, TryLockError> {
+        self.as_mode(Mode::Shared).try_acquire().await.map(ReadLease::new)
     }
 
-    /// Waits to read for at most `span`; `None` if it was not granted by then.
+    /// Waits to read for at most `span`. If it was not granted by then, says who holds.
     ///
     /// # Cancel safety
     ///
     /// As [`read`](Self::read).
-    pub async fn read_within(&self, span: Duration) -> Result<Option<ReadLease>> {
-        Ok(self.as_mode(Mode::Shared).acquire_within(span).await?.map(ReadLease::new))
+    pub async fn read_within(&self, span: Duration) -> Result<ReadLease, TryLockError> {
+        self.as_mode(Mode::Shared).acquire_within(span).await.map(ReadLease::new)
     }
 
     /// Waits to write for as long as it takes: until all claims before it have ended.
@@ -97,22 +99,22 @@ impl RwLock {
         self.as_mode(Mode::Exclusive).acquire().await.map(WriteLease)
     }
 
-    /// Writes if that is possible now; `None` if another claim holds or waits.
+    /// Writes if that is possible now; not while another claim holds or waits.
     ///
     /// # Cancel safety
     ///
     /// As [`write`](Self::write).
-    pub async fn try_write(&self) -> Result<Option<WriteLease>> {
-        Ok(self.as_mode(Mode::Exclusive).try_acquire().await?.map(WriteLease))
+    pub async fn try_write(&self) -> Result<WriteLease, TryLockError> {
+        self.as_mode(Mode::Exclusive).try_acquire().await.map(WriteLease)
     }
 
-    /// Waits to write for at most `span`; `None` if it was not granted by then.
+    /// Waits to write for at most `span`. If it was not granted by then, says who holds.
     ///
     /// # Cancel safety
     ///
     /// As [`write`](Self::write).
-    pub async fn write_within(&self, span: Duration) -> Result<Option<WriteLease>> {
-        Ok(self.as_mode(Mode::Exclusive).acquire_within(span).await?.map(WriteLease))
+    pub async fn write_within(&self, span: Duration) -> Result<WriteLease, TryLockError> {
+        self.as_mode(Mode::Exclusive).acquire_within(span).await.map(WriteLease)
     }
 }
 

@@ -13,14 +13,17 @@ use tracing::Instrument;
 use crate::client::Client;
 use crate::clock::{ClockReading, Moment};
 use crate::engine::{Query, Wake, unsupported};
-use crate::error::{Cycle, Error, Result};
+use crate::error::{Cycle, Error, Held, Result, TryLockError};
 use crate::lease::Lease;
 use crate::observe::Measure;
-use crate::rule::claim::{Claim, ClaimKey, ClaimRef, HolderId, Mode, Note, Standing, Token, Ttl};
+use crate::rule::claim::{
+    Claim, ClaimKey, ClaimRef, Holder, HolderId, Mode, Note, Standing, Token, Ttl,
+};
 use crate::rule::name::Name;
 use crate::runtime::claim_state::{ClaimState, HoldLimits, LeaseTerms};
 use crate::runtime::facts;
 use crate::runtime::keeper::Keeper;
+use crate::runtime::refusal::explained;
 use crate::runtime::search::{Found, Search};
 
 /// The longest a waiter sleeps without asking, whatever the store said.
@@ -186,14 +189,12 @@ impl Request {
         if let Some(lease) = self.try_local() {
             return Ok(lease);
         }
-        match Box::pin(self.acquire_until(None)).await? {
-            Some(lease) => Ok(lease),
-            // Without a deadline the loop ends with a lease or an error.
-            None => Err(Error::Closed),
-        }
+        // Without a deadline the loop ends with a lease or a failure.
+        Ok(Box::pin(self.acquire_until(None)).await?)
     }
 
-    /// Takes the lease if it is free now; `None` if it is not. Never stands in line.
+    /// Takes the lease if it is free now, and never stands in line. A refusal says who holds the
+    /// name, for which the store has 250 ms more.
     ///
     /// Claims of this client that were given up on the name leave first, for which the store has
     /// 250 ms. So this is not refused because of the client's own wait that ended or was dropped.
@@ -201,26 +202,36 @@ impl Request {
     /// # Cancel safety
     ///
     /// As [`acquire`](Self::acquire).
-    pub async fn try_acquire(&self) -> Result<Option<Lease>> {
+    pub async fn try_acquire(&self) -> Result<Lease, TryLockError> {
         if let Some(lease) = self.try_local() {
-            return Ok(Some(lease));
+            return Ok(lease);
         }
-        Box::pin(self.acquire_until(Some(NO_WAIT))).await
+        let asked = Box::pin(self.acquire_until(Some(NO_WAIT))).await;
+        explained(&self.client.inner.keeper, asked).await
     }
 
-    /// Waits for at most `span`; `None` if it was not granted by then. The claim has left the line
-    /// before this ends, if the store answers within 250 ms. [`Error::Timeout`] if the store failed
-    /// the claim last; it says how.
+    /// Waits for at most `span`. If it was not granted by then, says who holds the name. The claim
+    /// has left the line before this ends, if the store answers within 250 ms. [`Error::Timeout`]
+    /// if the store failed the claim last; it says how.
     ///
     /// # Cancel safety
     ///
     /// As [`acquire`](Self::acquire).
-    pub async fn acquire_within(&self, span: Duration) -> Result<Option<Lease>> {
+    pub async fn acquire_within(&self, span: Duration) -> Result<Lease, TryLockError> {
         if let Some(lease) = self.try_local() {
-            return Ok(Some(lease));
+            return Ok(lease);
         }
-        let deadline = self.client.inner.keeper.clock.now() + span;
-        Box::pin(self.acquire_until(Some(deadline))).await
+        let keeper = &self.client.inner.keeper;
+        let asked = Box::pin(self.acquire_until(Some(keeper.clock.now() + span))).await;
+        explained(keeper, asked).await
+    }
+
+    /// Takes the lease by `deadline`. A refusal says only what the store answered to the claim.
+    pub(crate) async fn ask_until(&self, deadline: Option<Moment>) -> Result<Lease, TryLockError> {
+        match self.try_local() {
+            Some(lease) => Ok(lease),
+            None => Box::pin(self.acquire_until(deadline)).await,
+        }
     }
 
     /// Takes what is free without a detour, where the store answers on the spot; `None` if it takes
@@ -261,7 +272,10 @@ impl Request {
         Some(Lease::new(&self.client, claim_state, fence))
     }
 
-    pub(crate) async fn acquire_until(&self, deadline: Option<Moment>) -> Result<Option<Lease>> {
+    pub(crate) async fn acquire_until(
+        &self,
+        deadline: Option<Moment>,
+    ) -> Result<Lease, TryLockError> {
         let (claim, terms) = self.claim(deadline != Some(NO_WAIT))?;
         let keeper = &self.client.inner.keeper;
         keeper.refuse_fork()?;
@@ -283,7 +297,9 @@ impl Request {
             acquiring.run(terms).await
         };
         match acquired {
-            Err(error @ Error::Mismatch { .. }) => Err(self.told_apart(error).await),
+            Err(TryLockError::Failed(error @ Error::Mismatch { .. })) => {
+                Err(self.told_apart(error).await.into())
+            }
             acquired => acquired,
         }
     }
@@ -427,7 +443,7 @@ struct Acquiring<'a> {
 
 impl Acquiring<'_> {
     /// Enters a name that this client holds already, or runs the loop for it.
-    async fn again(&self, terms: LeaseTerms) -> Result<Option<Lease>> {
+    async fn again(&self, terms: LeaseTerms) -> Result<Lease, TryLockError> {
         let keeper = &self.client.inner.keeper;
         let entry_lock = self.client.inner.reentry.entry_lock(&self.claim.key.name);
         let mut inside = tokio::select! {
@@ -438,32 +454,31 @@ impl Acquiring<'_> {
                 if self.deadline.is_some() =>
             {
                 keeper.counters.contended();
-                return Ok(None);
+                let held = Held::new(&self.claim.key.name, None, 1, Duration::ZERO);
+                return Err(TryLockError::Held(Box::new(held)));
             }
         };
         let claim_state = inside.upgrade();
         let lease =
             claim_state.and_then(|claim_state| Lease::enter_again(self.client, claim_state));
-        if lease.is_some() {
+        if let Some(lease) = lease {
             return Ok(lease);
         }
         // The time spent at the entry lock is not the store's: its answer is counted from now on.
         let begun = keeper.clock.now();
         let lease = Acquiring { begun, ..*self }.traced(terms).await?;
-        if let Some(lease) = &lease {
-            *inside = lease.downgrade();
-        }
+        *inside = lease.downgrade();
         Ok(lease)
     }
 
     /// The loop in a span of its own, for whoever looks at spans.
-    async fn traced(&self, terms: LeaseTerms) -> Result<Option<Lease>> {
+    async fn traced(&self, terms: LeaseTerms) -> Result<Lease, TryLockError> {
         let (name, mode) = (&self.claim.key.name, self.claim.mode);
         let span = tracing::debug_span!("leasehold.acquire", %name, ?mode);
         self.run(terms).instrument(span).await
     }
 
-    async fn run(&self, terms: LeaseTerms) -> Result<Option<Lease>> {
+    async fn run(&self, terms: LeaseTerms) -> Result<Lease, TryLockError> {
         let keeper = &self.client.inner.keeper;
         let mut guard = ClaimGuard::begin(self.client, self.claim, terms, self.begun)?;
         let mut search = None;
@@ -474,19 +489,19 @@ impl Acquiring<'_> {
                 Ok(Round::Again) => disturbed = Disturbed::default(),
                 Ok(Round::Granted { fence, now, due }) => {
                     let times = (self.begun, now, due);
-                    return Ok(Some(guard.granted(self.client, self.claim, fence, times)));
+                    return Ok(guard.granted(self.client, self.claim, fence, times));
                 }
                 Ok(Round::Unanswered) => match disturbed.last {
-                    Some(last) => return Err(self.timeout(last)),
-                    None => return Ok(self.refused(guard).await),
+                    Some(last) => return Err(self.timeout(last).into()),
+                    None => return Err(self.refused(guard).await),
                 },
-                Ok(Round::Refused) => return Ok(self.refused(guard).await),
+                Ok(Round::Refused) => return Err(self.refused(guard).await),
                 // The claim keeps its place, or gets another one when the store is back. A lease
                 // that ended before its grant arrived is asked for again, if the caller has time.
                 Err(error) if self.may_ask_again(&error, &guard) => {
                     self.pause(&guard, error, &mut disturbed).await?;
                 }
-                Err(error) => return Err(error),
+                Err(error) => return Err(error.into()),
             }
             sent = keeper.clock.now();
         }
@@ -503,7 +518,7 @@ impl Acquiring<'_> {
         let keeper = &self.client.inner.keeper;
         let standing = match self.deadline {
             // Trying without waiting in line still waits for the answer.
-            Some(deadline) if claim.join => match self.ask_until(deadline, guard).await? {
+            Some(deadline) if claim.join => match self.answer_until(deadline, guard).await? {
                 Some(standing) => standing,
                 None if guard.waiting => return Ok(Round::Unanswered),
                 None => return Err(keeper.silent(self.begun)),
@@ -527,8 +542,12 @@ impl Acquiring<'_> {
                     }
                 };
             }
-            Standing::Queued { place, retry_in, .. } => (place, retry_in),
-            Standing::Out { .. } => {
+            Standing::Queued { place, ahead, retry_in } => {
+                guard.in_the_way = InTheWay { by: None, ahead, retry_in };
+                (place, retry_in)
+            }
+            Standing::Out { ahead, retry_in, by } => {
+                guard.in_the_way = InTheWay { by, ahead, retry_in };
                 keeper.counters.contended();
                 return Ok(Round::Refused);
             }
@@ -595,7 +614,7 @@ impl Acquiring<'_> {
     }
 
     /// One answer of the store; `None` if none came within the caller's time.
-    async fn ask_until(
+    async fn answer_until(
         &self,
         deadline: Moment,
         guard: &ClaimGuard<'_>,
@@ -677,9 +696,11 @@ impl Acquiring<'_> {
 
     /// The claim is not granted. One that stood in line has left it before this ends, if the store
     /// answers in time.
-    async fn refused(&self, guard: ClaimGuard<'_>) -> Option<Lease> {
+    async fn refused(&self, mut guard: ClaimGuard<'_>) -> TryLockError {
         let keeper = &self.client.inner.keeper;
         let name = &self.claim.key.name;
+        let InTheWay { by, ahead, retry_in } = std::mem::take(&mut guard.in_the_way);
+        let waited_in_line = guard.waiting;
         let waited = keeper.clock.now().since(self.begun);
         keeper.observe(Measure::Refused { name, waited });
         if self.claim.join {
@@ -689,7 +710,8 @@ impl Acquiring<'_> {
         } else {
             guard.forget();
         }
-        None
+        let held = Held { waited: waited_in_line, ..Held::new(name, by, ahead, retry_in) };
+        TryLockError::Held(Box::new(held))
     }
 
     /// The caller's time is up, and the store failed the claim last.
@@ -764,6 +786,15 @@ pub(crate) struct ClaimGuard<'a> {
     known: u64,
     waiting: bool,
     settled: bool,
+    in_the_way: InTheWay,
+}
+
+/// What the store said last of the claims before one that does not hold.
+#[derive(Debug, Default)]
+struct InTheWay {
+    by: Option<Holder>,
+    ahead: usize,
+    retry_in: Duration,
 }
 
 impl<'a> ClaimGuard<'a> {
@@ -779,7 +810,8 @@ impl<'a> ClaimGuard<'a> {
         client.put_in_scope(&claim_state);
         keeper.enter(&claim_state)?;
         let known = keeper.fence_watermark.known();
-        Ok(Self { keeper, claim_state, holder, known, waiting: false, settled: false })
+        let (waiting, settled, in_the_way) = (false, false, InTheWay::default());
+        Ok(Self { keeper, claim_state, holder, known, waiting, settled, in_the_way })
     }
 
     /// Refuses a fence that only a store which was set back can give.

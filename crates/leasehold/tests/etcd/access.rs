@@ -4,7 +4,7 @@ use std::io::Write as _;
 use std::process::Stdio;
 use std::time::{Duration, SystemTime};
 
-use leasehold::{Client, Error, Lease, LeaseState, LostCause, Released, connect};
+use leasehold::{Client, Error, Lease, LeaseState, LostCause, Released, UnlessHeld, connect};
 use leasehold_testkit::{Certificates, Etcd, Proxy, Renewals, Server};
 
 use super::support::*;
@@ -138,7 +138,8 @@ async fn loses_with_its_login(take: impl AsyncFn(&Server)) {
     let said = "does not accept this user and password";
     assert!(failures.iter().any(|failure| failure.contains(said)), "{failures:?}");
     assert!(!failures.iter().any(|failure| failure.contains("quiet")), "{failures:?}");
-    let refused = soon("an answer", one.mutex("job").try_lock()).await.expect_err("nobody");
+    let refused =
+        soon("an answer", one.mutex("job").try_lock()).await.unless_held().expect_err("nobody");
     assert!(!refused.is_transient() && refused.to_string().contains(said), "{refused}");
     harms_nobody(lease, next).await;
     nothing_is_left_for(&server, &[ROOT], &[one, two]).await;
@@ -226,7 +227,7 @@ async fn f99_lease_of_a_client_whose_certificate_ran_out_is_lost_before_the_next
     let failures = seen.failures();
     assert!(failures.iter().any(|failure| failure.contains("ertificate")), "{failures:?}");
     // Not always: the connection may be gone before the client has read the reason.
-    let refused = soon("an answer", far.mutex("job").ttl(ttl).try_lock()).await;
+    let refused = soon("an answer", far.mutex("job").ttl(ttl).try_lock()).await.unless_held();
     assert!(matches!(&refused, Err(Error::Unreachable { .. })), "{refused:?}");
     harms_nobody(lease, next).await;
     // No client waits for an answer that cannot come.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use leasehold::engine::Query;
 use leasehold::etcd::Etcd;
 use leasehold::observe::{Measure, Observer};
-use leasehold::{Client, LeaseState, Mode, Name, Released};
+use leasehold::{Client, LeaseState, Mode, Name, Released, UnlessHeld};
 
 use super::support::*;
 
@@ -59,7 +59,7 @@ async fn a_client_uses_its_keys_on_a_name_again() {
         assert!(claims(&server).is_empty());
     }
     assert_eq!(keys.len(), 3, "two at a time on the one name, one on the other: {keys:?}");
-    assert!(client.mutex("again").try_lock().await.expect("an answer").is_some());
+    assert!(client.mutex("again").try_lock().await.unless_held().expect("an answer").is_some());
     nothing_is_left(&server, &[client]).await;
 }
 
@@ -151,8 +151,10 @@ async fn a_refused_try_writes_nothing() {
     let reader = client.claim("cost:rw").mode(Mode::Shared).ttl(LONG).acquire().await;
     let before = revision(&server);
     for _ in 0..5 {
-        assert!(client.mutex("cost").try_lock().await.expect("an answer").is_none());
-        assert!(client.mutex("cost:rw").try_lock().await.expect("an answer").is_none());
+        assert!(client.mutex("cost").try_lock().await.unless_held().expect("an answer").is_none());
+        assert!(
+            client.mutex("cost:rw").try_lock().await.unless_held().expect("an answer").is_none()
+        );
     }
     assert_eq!(revision(&server), before);
     drop((lease, reader));

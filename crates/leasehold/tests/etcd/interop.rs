@@ -8,7 +8,7 @@ use std::time::Duration;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use leasehold::engine::Query;
-use leasehold::{LeaseState, Mode, Released};
+use leasehold::{LeaseState, Mode, Released, UnlessHeld};
 use leasehold_testkit::Server;
 use tokio::task::JoinHandle;
 
@@ -21,14 +21,14 @@ async fn etcdctl_waits_for_our_lease_and_gets_the_lock_after_it() {
     let lease = client.mutex("demo").ttl(LONG).lock().await.expect("it is free");
     let mut theirs = lock(&server, "demo", 10);
     until_waiting(&client, "demo", 1).await;
-    assert!(client.mutex("demo").try_lock().await.expect("an answer").is_none());
+    assert!(client.mutex("demo").try_lock().await.unless_held().expect("an answer").is_none());
     assert_eq!(lease.release().await.expect("an answer"), Released::Released);
     let key = locked(&mut theirs).await;
     assert!(key.starts_with("demo/"), "{key}");
     let line = client.show("demo").await.expect("an answer").expect("it is held");
     assert_eq!(line.held[0].holder.label(), "a client of another library");
     assert!(line.held[0].remaining <= Duration::from_secs(10));
-    assert!(client.mutex("demo").try_lock().await.expect("an answer").is_none());
+    assert!(client.mutex("demo").try_lock().await.unless_held().expect("an answer").is_none());
     theirs.terminate().expect("it runs");
     let lease = soon("our turn", client.mutex("demo").ttl(LONG).lock()).await.expect("a lease");
     lease.release().await.expect("an answer");
@@ -84,7 +84,10 @@ async fn etcdctl_waits_for_all_our_readers_and_stops_later_ones() {
     let second = reader(&two).acquire().await.expect("readers share");
     let mut theirs = lock(&server, "rw", 10);
     until_waiting(&one, "rw", 1).await;
-    assert!(reader(&one).try_acquire().await.expect("an answer").is_none(), "a writer waits");
+    assert!(
+        reader(&one).try_acquire().await.unless_held().expect("an answer").is_none(),
+        "a writer waits"
+    );
     let mut late = Waiter::start(reader(&one));
     until_waiting(&one, "rw", 2).await;
     first.release().await.expect("an answer");
@@ -105,11 +108,12 @@ async fn names_with_slashes_are_the_same_lock_for_etcdctl() {
         let mut theirs = lock(&server, name, 10);
         let key = locked(&mut theirs).await;
         assert!(key.starts_with(&format!("{name}/")), "{key}");
-        assert!(client.mutex(name).try_lock().await.expect("an answer").is_none());
+        assert!(client.mutex(name).try_lock().await.unless_held().expect("an answer").is_none());
         // Leasehold's name `a` is another lock, whatever is below it.
         let above = client.mutex("a").ttl(LONG);
-        let lease = above.try_lock().await.expect("an answer").expect("`a` is free");
-        let waited = above.lock_within(Duration::from_millis(100)).await.expect("an answer");
+        let lease = above.try_lock().await.unless_held().expect("an answer").expect("`a` is free");
+        let waited =
+            above.lock_within(Duration::from_millis(100)).await.unless_held().expect("an answer");
         assert!(waited.is_none(), "`a` is held");
         lease.release().await.expect("an answer");
         // A client that gave up waiting leaves the line in the background.
@@ -148,11 +152,11 @@ async fn locks_of_others_are_listed_and_other_keys_are_not() {
     let names: Vec<&str> = page.lines.iter().map(|line| line.name.as_str()).collect();
     assert_eq!(names, ["demo"]);
     // But a client that locks a name above such keys has to respect them.
-    let pods = client.mutex("registry/pods").try_lock().await.expect("an answer");
+    let pods = client.mutex("registry/pods").try_lock().await.unless_held().expect("an answer");
     assert!(pods.is_none(), "a key in the line is a claim");
     let evicted = client.force_release("demo", "stuck").await.expect("an answer");
     assert_eq!(evicted.len(), 1);
-    assert!(client.mutex("demo").try_lock().await.expect("an answer").is_some());
+    assert!(client.mutex("demo").try_lock().await.unless_held().expect("an answer").is_some());
     theirs.terminate().expect("it runs");
     ctl(&endpoint(&server), &["del", "registry/pods/one"]);
     nothing_is_left(&server, &[client]).await;
@@ -222,7 +226,7 @@ async fn lock_service_waits_for_our_lease_and_we_wait_for_its_lock() {
         assert!(plain.starts_with(format!("{name}/").as_bytes()), "{key}");
         let line = client.show(name).await.expect("an answer").expect("it is held");
         assert_eq!(line.held[0].holder.label(), "a client of another library");
-        assert!(client.mutex(name).try_lock().await.expect("an answer").is_none());
+        assert!(client.mutex(name).try_lock().await.unless_held().expect("an answer").is_none());
         let mut waiter = Waiter::start(client.claim(name).ttl(LONG));
         until_waiting(&client, name, 1).await;
         assert!(waiter.is_waiting());

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use leasehold::{Released, connect};
+use leasehold::{Released, UnlessHeld, connect};
 
 use super::support::*;
 
@@ -13,7 +13,7 @@ async fn closed_client_leaves_no_lease_and_a_detached_one_stays_until_its_ttl() 
     let client = connect(server.url()).await.expect("a connection");
     let kept = client.mutex("kept").ttl(Duration::from_secs(2)).lock().await.expect("free");
     let gone = client.mutex("gone").ttl(LONG).lock().await.expect("free");
-    assert!(client.mutex("gone").try_lock().await.expect("an answer").is_none());
+    assert!(client.mutex("gone").try_lock().await.unless_held().expect("an answer").is_none());
     let handle = kept.detach().await.expect("a handle");
     drop(gone);
     soon("the close", client.close()).await.expect("an answer");

@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use leasehold::layer::retry::RetryPolicy;
-use leasehold::{Client, Lease, LeaseState, LostCause, Released};
+use leasehold::{Client, Lease, LeaseState, LostCause, Released, UnlessHeld};
 use leasehold_testkit::{Etcd, Server, SplitCluster};
 
 use super::support::*;
@@ -115,7 +115,7 @@ async fn few_lose_and_many_go_on(role: Role, locks: usize) {
     }
     assert!(next.fence() > leases[0].fence());
     scene.is_split().await;
-    let refused = soon("an answer", few.mutex("other").try_lock()).await;
+    let refused = soon("an answer", few.mutex("other").try_lock()).await.unless_held();
     assert!(matches!(&refused, Err(error) if error.is_transient()), "{refused:?}");
     renewed(&kept).await;
     assert!(far.is_waiting(), "two hold at once");

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
 use leasehold::memory::Memory;
-use leasehold::{Client, Lease, LeaseState, LostCause, Name, Released};
+use leasehold::{Client, Lease, LeaseState, LostCause, Name, Released, UnlessHeld};
 
 use crate::support::{LONG, on_every_store, soon, until, until_free, until_waiting};
 
@@ -138,7 +138,8 @@ fn client_gives_back_all_its_leases_and_can_be_used_on() {
         let first = leases.remove(0);
         let name = first.name().clone();
         assert_eq!(first.release().await.expect("an answer"), Released::Released);
-        let again = client.mutex(&name).ttl(LONG).try_lock().await.expect("an answer");
+        let again =
+            client.mutex(&name).ttl(LONG).try_lock().await.unless_held().expect("an answer");
         drop(leases);
         assert!(again.expect("it is free").is_held(), "old leases give back nothing new");
         assert_eq!(client.release_all().await.expect("an answer"), 0);

@@ -9,7 +9,7 @@ use leasehold::engine::{Engine, Kept, Notice, Wait, WaitNotices};
 use leasehold::error::Invalid;
 use leasehold::layer::chaos::{Chaos, Verb};
 use leasehold::memory::Memory;
-use leasehold::{Client, Error, Lease, Result};
+use leasehold::{Client, Error, Lease, Result, UnlessHeld};
 use leasehold_testkit::bare;
 use tokio::sync::Barrier;
 use tokio::task::JoinHandle;
@@ -235,13 +235,13 @@ async fn a_client_apart_is_another_holder_and_lives_on_by_itself() {
     assert_eq!(apart.holder().label(), "worker");
     let ttl = Duration::from_millis(300);
     let lease = apart.mutex("n").ttl(ttl).lock().await.expect("free");
-    assert!(client.mutex("n").try_lock().await.expect("an answer").is_none());
+    assert!(client.mutex("n").try_lock().await.unless_held().expect("an answer").is_none());
     drop(client);
     let before = lease.safe_until();
     until("a renewal", async || lease.safe_until() > before || !lease.is_held()).await;
     assert!(lease.is_held());
     drop(lease);
-    assert!(apart.mutex("n").try_lock().await.expect("an answer").is_some());
+    assert!(apart.mutex("n").try_lock().await.unless_held().expect("an answer").is_some());
     assert!(matches!(apart.apart(""), Err(Error::Invalid(Invalid::Label))));
 }
 

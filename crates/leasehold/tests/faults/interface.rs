@@ -11,7 +11,9 @@ use leasehold::error::{Config, Invalid, Kind};
 use leasehold::layer::chaos::{Trouble, Verb};
 use leasehold::layer::retry::RetryPolicy;
 use leasehold::observe::{Measure, Observer};
-use leasehold::{Client, Error, Handle, Lease, LostCause, Mode, Mutex as Lock, Name, Request};
+use leasehold::{
+    Client, Error, Handle, Lease, LostCause, Mode, Mutex as Lock, Name, Request, UnlessHeld,
+};
 
 use crate::support::{Hooks, LONG, on_every_store, soon, until, until_waiting};
 
@@ -124,7 +126,9 @@ fn observer_hears_of_grants_refusals_waits_and_releases() {
         let diary = Diary::default();
         let client = store.client_with(Client::builder().observer(diary.clone()));
         let lease = client.mutex("measured").ttl(LONG).lock().await.expect("a lease");
-        assert!(client.mutex("measured").try_lock().await.expect("an answer").is_none());
+        assert!(
+            client.mutex("measured").try_lock().await.unless_held().expect("an answer").is_none()
+        );
         let lock = client.mutex("measured").ttl(LONG);
         let waiter = tokio::spawn(async move { lock.lock().await });
         until_waiting(&client, "measured", 1).await;
@@ -207,7 +211,8 @@ fn a_silent_store_is_tried_twice_and_then_for_as_long_as_the_policy_says() {
         });
         let policy = RetryPolicy { within: SILENCE / 2, ..retrying(8) };
         let client = Client::builder().retry(policy).engine(store.hooked(hooks)).expect("a client");
-        let error = client.mutex("silent").try_lock().await.expect_err("it is silent");
+        let error =
+            client.mutex("silent").try_lock().await.unless_held().expect_err("it is silent");
         assert!(error.is_transient(), "{error:?}");
         assert_eq!(*calls.lock().expect("nobody panicked"), 2);
     });

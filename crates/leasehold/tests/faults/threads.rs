@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use leasehold::layer::chaos::{Trouble, Verb};
-use leasehold::{Client, LeaseState, Released, blocking};
+use leasehold::{Client, LeaseState, Released, UnlessHeld, blocking};
 
 use crate::support::{LONG, Store, on_every_store, runtime, stores, until, until_free};
 
@@ -143,10 +143,10 @@ fn blocking_calls_do_what_their_namesakes_do() {
         let two = blocking::connect(&url).expect("a client");
         let lease = one.mutex("calls").ttl(LONG).note("by a thread").lock().expect("a lease");
         assert_eq!((lease.name().as_str(), lease.state()), ("calls", LeaseState::Held));
-        assert!(two.mutex("calls").try_lock().expect("an answer").is_none());
+        assert!(two.mutex("calls").try_lock().unless_held().expect("an answer").is_none());
         // A busy store has no answer within a quarter of a second now and then.
         let span = Duration::from_millis(30);
-        let mut tries = (0..20).map(|_| two.mutex("calls").lock_within(span));
+        let mut tries = (0..20).map(|_| two.mutex("calls").lock_within(span).unless_held());
         let answered = tries.find_map(Result::ok).expect("an answer");
         assert!(answered.is_none());
         lease.extend(LONG * 2).expect("extended");

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use leasehold::engine::{Level, Setup};
 use leasehold::postgres::Advisory;
-use leasehold::{Client, Error, connect};
+use leasehold::{Client, Error, UnlessHeld, connect};
 use leasehold_testkit::{Certificates, Postgres};
 
 use crate::support::{LONG, advisory_on, database, plain, server, soon, truth};
@@ -27,7 +27,7 @@ async fn ten_clients_that_start_at_once_install_one_store() {
     let ids: Vec<u128> = clients.iter().map(|client| client.info().store_id).collect();
     assert!(ids.iter().all(|id| *id == ids[0] && *id != 0), "{ids:?}");
     let _lease = clients[0].mutex("n").lock().await.expect("a lease");
-    assert!(clients[9].mutex("n").try_lock().await.expect("an answer").is_none());
+    assert!(clients[9].mutex("n").try_lock().await.unless_held().expect("an answer").is_none());
 }
 
 #[tokio::test]

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use leasehold::layer::retry::RetryPolicy;
-use leasehold::{Client, Error, LeaseState, LostCause, Released, connect};
+use leasehold::{Client, Error, LeaseState, LostCause, Released, UnlessHeld, connect};
 use leasehold_testkit::{AfterLoss, Direction, Postgres, Proxy};
 
 use crate::support::{
@@ -146,7 +146,7 @@ async fn f26_a_grant_that_is_slower_than_its_ttl_is_refused_and_cleaned() {
     let (client, other) = lab.clients().await;
     lab.proxy.delay(Direction::ToClient, Duration::from_millis(700));
     let mutex = client.mutex("n").ttl(Duration::from_millis(400));
-    let asked = soon("the answer", mutex.try_lock()).await;
+    let asked = soon("the answer", mutex.try_lock()).await.unless_held();
     assert!(matches!(asked, Err(Error::TooSlow { .. })), "{asked:?}");
     until_free(&other, "n").await;
 }
@@ -165,7 +165,7 @@ async fn f28_heartbeats_keep_a_connection_that_would_be_cut_when_idle() {
         lease.safe_until().since(begun) > ttl * 3 / 2
     })
     .await;
-    assert!(other.mutex("n").try_lock().await.expect("an answer").is_none());
+    assert!(other.mutex("n").try_lock().await.unless_held().expect("an answer").is_none());
     assert_eq!(lease.release().await.expect("an answer"), Released::Released);
 }
 
@@ -181,7 +181,7 @@ async fn f28_a_lease_is_lost_when_its_connection_is_cut_and_not_a_ttl_later() {
     assert_eq!(lease.state(), LeaseState::Lost);
     assert!(granted(next).await.fence() > lease.fence());
     // The client goes on with other connections.
-    assert!(client.mutex("m").try_lock().await.expect("an answer").is_some());
+    assert!(client.mutex("m").try_lock().await.unless_held().expect("an answer").is_some());
 }
 
 #[tokio::test]

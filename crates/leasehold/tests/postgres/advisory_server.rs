@@ -4,7 +4,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use leasehold::engine::Level;
-use leasehold::{Client, Error, LeaseState, Released, connect};
+use leasehold::{Client, Error, LeaseState, Released, UnlessHeld, connect};
 use leasehold_testkit::{Postgres, Worker};
 
 use crate::support::{
@@ -91,7 +91,7 @@ fn f05_a_blocked_runtime_does_not_lose_the_lease() {
             assert!(lease.is_held());
             std::thread::sleep(Duration::from_millis(20));
         }
-        assert!(other.mutex("n").try_lock().await.expect("an answer").is_none());
+        assert!(other.mutex("n").try_lock().await.unless_held().expect("an answer").is_none());
         assert_eq!(lease.release().await.expect("an answer"), Released::Released);
     });
 }
@@ -113,7 +113,7 @@ fn f11_a_lease_survives_the_runtime_that_took_it() {
     }
     runtime().expect("a runtime").block_on(async {
         let other = connect(&url).await.expect("connected");
-        assert!(other.mutex("n").try_lock().await.expect("an answer").is_none());
+        assert!(other.mutex("n").try_lock().await.unless_held().expect("an answer").is_none());
         // Dropped after its runtime is gone.
         drop(lease);
         drop(soon("a grant", other.mutex("n").lock()).await.expect("a lease"));
@@ -138,13 +138,13 @@ async fn restarted(url: &str, ttl: Duration, restart: impl AsyncFnOnce()) {
         }
     });
     let fresh = fresh.await;
-    let tried = fresh.mutex("n").try_lock().await.expect("an answer");
+    let tried = fresh.mutex("n").try_lock().await.unless_held().expect("an answer");
     assert!(tried.is_none(), "somebody frozen may still believe to hold it");
     let next = soon("a grant", fresh.mutex("n").lock()).await.expect("a lease");
     assert!(granted_at.elapsed() >= ttl, "granted after {:?}", granted_at.elapsed());
     assert!(next.fence() > other.fence() + 1_000_000, "{} {}", next.fence(), other.fence());
     // The old client finds the server again, and its guard.
-    assert!(client.mutex("n").try_lock().await.expect("an answer").is_none());
+    assert!(client.mutex("n").try_lock().await.unless_held().expect("an answer").is_none());
     assert_eq!(next.release().await.expect("an answer"), Released::Released);
 }
 
@@ -218,7 +218,7 @@ async fn f72_fences_of_a_promoted_standby_are_above_all_before_although_it_lagge
     std::fs::write(server.folder().join("pg/standby.signal"), "").expect("written");
     server.launch().expect("it starts");
     server.wait_ready().await.expect("it answers");
-    let error = client.mutex("n").try_lock().await.expect_err("it takes no writes");
+    let error = client.mutex("n").try_lock().await.unless_held().expect_err("it takes no writes");
     assert!(error.is_transient() && error.to_string().contains("standby"), "{error}");
     server.sql("SELECT pg_promote()").expect("promoted");
     // The last numbers of the lost server never came here.
@@ -302,7 +302,7 @@ async fn f80_names_with_one_key_wait_for_each_other_and_the_examination_says_so(
         .expect("there are but 65,536");
     let client = connect(format!("{url}?keys=tooz")).await.expect("connected");
     let lease = client.mutex(&one).ttl(LONG).lock().await.expect("a lease");
-    assert!(client.mutex(&two).try_lock().await.expect("an answer").is_none());
+    assert!(client.mutex(&two).try_lock().await.unless_held().expect("an answer").is_none());
     let next = waiter(client.claim(&two).ttl(LONG));
     until("both to be seen", async || {
         let findings = client.examine().await.expect("an answer");

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use leasehold::advisory::{Keys, lock_in, try_lock_in};
-use leasehold::{Error, Mode, Name, Released, connect};
+use leasehold::{Error, Mode, Name, Released, UnlessHeld, connect};
 
 use crate::support::{
     Crowd, LONG, advisory_on, carried_out, database, granted, number, plain, server, soon, truth,
@@ -77,21 +77,24 @@ async fn claims_of_one_client_exclude_each_other_although_a_session_may_lock_twi
     let writer = client.claim("n");
     let reader = client.claim("n").mode(Mode::Shared);
     let lease = writer.acquire().await.expect("a lease");
-    assert!(writer.try_acquire().await.expect("an answer").is_none());
-    assert!(reader.try_acquire().await.expect("an answer").is_none());
+    assert!(writer.try_acquire().await.unless_held().expect("an answer").is_none());
+    assert!(reader.try_acquire().await.unless_held().expect("an answer").is_none());
     let next = waiter(writer.clone());
     until_waiting(&client, "n", 1).await;
     lease.release().await.expect("an answer");
     let lease = granted(next).await;
-    assert!(writer.try_acquire().await.expect("an answer").is_none());
+    assert!(writer.try_acquire().await.unless_held().expect("an answer").is_none());
     lease.release().await.expect("an answer");
     let first = reader.acquire().await.expect("a lease");
     let second = reader.acquire().await.expect("a lease");
-    assert!(writer.try_acquire().await.expect("an answer").is_none());
+    assert!(writer.try_acquire().await.unless_held().expect("an answer").is_none());
     first.release().await.expect("an answer");
-    assert!(writer.try_acquire().await.expect("an answer").is_none(), "one still reads");
+    assert!(
+        writer.try_acquire().await.unless_held().expect("an answer").is_none(),
+        "one still reads"
+    );
     second.release().await.expect("an answer");
-    assert!(writer.try_acquire().await.expect("an answer").is_some());
+    assert!(writer.try_acquire().await.unless_held().expect("an answer").is_some());
 }
 
 #[tokio::test]
@@ -109,7 +112,7 @@ async fn f27_a_wait_without_a_session_left_is_refused_at_once_and_the_others_go_
     let text = refused.to_string();
     assert!(text.contains("`connections`") && text.contains("`postgres://`"), "{text}");
     // Claims that need no session of their own still work.
-    assert!(client.mutex("m").try_lock().await.expect("an answer").is_some());
+    assert!(client.mutex("m").try_lock().await.unless_held().expect("an answer").is_some());
     lease.release().await.expect("an answer");
     for waiter in waiters {
         granted(waiter).await.release().await.expect("an answer");
@@ -124,13 +127,15 @@ async fn readers_of_one_client_share_a_session_when_none_is_left() {
     let request = client.claim("n").mode(Mode::Shared);
     let mut readers = Vec::new();
     for _ in 0..5 {
-        readers.push(request.try_acquire().await.expect("an answer").expect("readers share"));
+        readers.push(
+            request.try_acquire().await.unless_held().expect("an answer").expect("readers share"),
+        );
     }
     while let Some(reader) = readers.pop() {
-        assert!(other.mutex("n").try_lock().await.expect("an answer").is_none());
+        assert!(other.mutex("n").try_lock().await.unless_held().expect("an answer").is_none());
         assert_eq!(reader.release().await.expect("an answer"), Released::Released);
     }
-    assert!(other.mutex("n").try_lock().await.expect("an answer").is_some());
+    assert!(other.mutex("n").try_lock().await.unless_held().expect("an answer").is_some());
 }
 
 #[tokio::test]
@@ -177,27 +182,39 @@ async fn a_lock_in_a_transaction_excludes_leases_and_ends_with_it() {
     for commit in [true, false] {
         let transaction = connection.transaction().await.expect("begun");
         lock_in(&transaction, key, false).await.expect("locked");
-        assert!(client.mutex("n").try_lock().await.expect("an answer").is_none());
+        assert!(client.mutex("n").try_lock().await.unless_held().expect("an answer").is_none());
         match commit {
             true => transaction.commit().await.expect("committed"),
             false => transaction.rollback().await.expect("rolled back"),
         }
-        let lease = client.mutex("n").try_lock().await.expect("an answer").expect("it is free");
+        let lease = client
+            .mutex("n")
+            .try_lock()
+            .await
+            .unless_held()
+            .expect("an answer")
+            .expect("it is free");
         let transaction = connection.transaction().await.expect("begun");
         assert!(!try_lock_in(&transaction, key, false).await.expect("an answer"));
         assert!(!try_lock_in(&transaction, key, true).await.expect("an answer"));
         lease.release().await.expect("an answer");
         assert!(try_lock_in(&transaction, key, true).await.expect("an answer"));
-        let reader = client.claim("n").mode(Mode::Shared).try_acquire().await.expect("an answer");
+        let reader = client
+            .claim("n")
+            .mode(Mode::Shared)
+            .try_acquire()
+            .await
+            .unless_held()
+            .expect("an answer");
         assert!(reader.is_some(), "readers share");
     }
     // The same through any other client, with the statement.
     let statement = format!("BEGIN; {}; SELECT 1", key.lock_statement(false));
     let other = plain(&url).await;
     other.batch_execute(&statement).await.expect("locked");
-    assert!(client.mutex("n").try_lock().await.expect("an answer").is_none());
+    assert!(client.mutex("n").try_lock().await.unless_held().expect("an answer").is_none());
     other.batch_execute("ROLLBACK").await.expect("rolled back");
-    assert!(client.mutex("n").try_lock().await.expect("an answer").is_some());
+    assert!(client.mutex("n").try_lock().await.unless_held().expect("an answer").is_some());
 }
 
 #[tokio::test]

@@ -1,8 +1,8 @@
 //! Rows that leasehold never writes. Listings name them, they hide no other line, and an
 //! administrator can clear them.
 
-use leasehold::connect;
 use leasehold::engine::{Level, Query};
+use leasehold::{UnlessHeld, connect};
 
 use crate::support::{
     LONG, advisory_on, fresh_schema, granted, plain, server, until_waiting, waiter,
@@ -98,7 +98,7 @@ async fn line_without_the_claims_that_it_counts_can_be_cleared() {
     next.abort();
     server().sql(&format!("DELETE FROM {schema}.claims WHERE name = 'n'")).expect("deleted");
     client.force_release("n", "a test").await.expect("any name can be cleared");
-    let next = client.mutex("n").try_lock().await.expect("an answer").expect("free");
+    let next = client.mutex("n").try_lock().await.unless_held().expect("an answer").expect("free");
     next.release().await.expect("an answer");
     drop(lease);
 }

@@ -8,7 +8,7 @@ use leasehold::clock::VirtualClock;
 use leasehold::layer::chaos::{Chaos, Verb};
 use leasehold::layer::retry::RetryPolicy;
 use leasehold::postgres::LeaseTable;
-use leasehold::{Client, Lease, connect};
+use leasehold::{Client, Lease, UnlessHeld, connect};
 use leasehold_testkit::{Clock, Postgres, Server};
 use tokio_postgres::types::{ToSql, Type};
 
@@ -695,7 +695,15 @@ async fn batches_over_the_same_names_in_any_order_never_deadlock() {
             for _ in 0..10 {
                 let mut leases = Vec::new();
                 for name in &names {
-                    leases.extend(client.mutex(name).ttl(LONG).try_lock().await.expect("answered"));
+                    leases.extend(
+                        client
+                            .mutex(name)
+                            .ttl(LONG)
+                            .try_lock()
+                            .await
+                            .unless_held()
+                            .expect("answered"),
+                    );
                 }
                 // The keeper gives them back in one exchange, in this order.
                 drop(leases);
@@ -730,7 +738,7 @@ async fn fences_rise_in_grant_order_although_many_take_numbers_at_once() {
                 let which = (task + round) % 2;
                 let mutex = client.mutex(format!("name:{which}")).ttl(LONG);
                 // No claim stands in line: each grant is the first in a new line.
-                if let Some(lease) = mutex.try_lock().await.expect("an answer") {
+                if let Some(lease) = mutex.try_lock().await.unless_held().expect("an answer") {
                     let before = seen[which].swap(lease.fence(), Ordering::SeqCst);
                     assert!(lease.fence() > before, "{} after {before}", lease.fence());
                     granted += 1;
@@ -762,7 +770,9 @@ async fn sums_of_a_line_agree_with_its_claims_while_many_want_it() {
                 // Some leave the line again, in the middle of everything.
                 let span =
                     if (task + round) % 4 == 0 { Duration::from_millis(round) } else { LONG };
-                let Some(lease) = request.acquire_within(span).await.expect("an answer") else {
+                let Some(lease) =
+                    request.acquire_within(span).await.unless_held().expect("an answer")
+                else {
                     continue;
                 };
                 assert!(!HELD.swap(true, Ordering::SeqCst), "two hold");

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use leasehold::engine::Query;
 use leasehold::layer::retry::RetryPolicy;
-use leasehold::{Client, Error, LeaseState, LostCause, Released, connect};
+use leasehold::{Client, Error, LeaseState, LostCause, Released, UnlessHeld, connect};
 use leasehold_testkit::{AfterLoss, Direction, Proxy};
 
 use crate::support::{
@@ -118,7 +118,7 @@ async fn f29_the_driver_repeats_nothing_by_itself() {
     drop(client.mutex("before").lock().await.expect("free"));
     lab.proxy.lose_reply_to(LOST, AfterLoss::Reset);
     // If the client had asked a second time, the server would have answered.
-    let asked = soon("an answer", client.mutex(LOST).ttl(LONG).try_lock()).await;
+    let asked = soon("an answer", client.mutex(LOST).ttl(LONG).try_lock()).await.unless_held();
     assert!(matches!(&asked, Err(Error::Unreachable { .. })), "{asked:?}");
     assert_eq!(lab.proxy.traffic().replies_lost, 1);
     until_free(&other, LOST).await;
@@ -130,7 +130,7 @@ async fn f26_a_grant_that_is_slower_than_its_ttl_is_refused_and_cleaned() {
     let (client, other) = lab.clients().await;
     lab.proxy.delay(Direction::ToClient, Duration::from_millis(700));
     let mutex = client.mutex("n").ttl(Duration::from_millis(400));
-    let asked = soon("the answer", mutex.try_lock()).await;
+    let asked = soon("the answer", mutex.try_lock()).await.unless_held();
     assert!(matches!(asked, Err(Error::TooSlow { .. })), "{asked:?}");
     until_free(&other, "n").await;
 }
@@ -183,7 +183,7 @@ async fn f31_a_server_at_another_address_is_found_and_the_lease_survives() {
     lab.proxy.reset_all();
     soon("a renewal", lease.extend(LONG)).await.expect("it is still held");
     assert!(detour.traffic().accepted > 0);
-    assert!(other.mutex("n").try_lock().await.expect("an answer").is_none());
+    assert!(other.mutex("n").try_lock().await.unless_held().expect("an answer").is_none());
 }
 
 #[tokio::test]

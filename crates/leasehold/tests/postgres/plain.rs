@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold::{Client, connect};
+use leasehold::{Client, UnlessHeld, connect};
 use leasehold_testkit::{Peer, PeerKind, Postgres, Server};
 
 use crate::support::{
@@ -39,7 +39,7 @@ impl Lab {
 async fn plain_clients_and_the_library_exclude_each_other() {
     let lab = Lab::new().await;
     assert_eq!(lab.sql("SELECT acquire_lock('n', 'worker-1')"), "t");
-    assert!(lab.client.mutex("n").try_lock().await.expect("an answer").is_none());
+    assert!(lab.client.mutex("n").try_lock().await.unless_held().expect("an answer").is_none());
     assert_eq!(lab.sql("SELECT acquire_lock('n', 'worker-2')"), "f");
     let next = waiter(lab.client.claim("n").ttl(LONG).note("release 42"));
     until_waiting(&lab.client, "n", 1).await;
@@ -64,7 +64,7 @@ async fn plain_client_is_excluded_by_readers_and_refused_by_a_semaphore() {
     assert_eq!(lab.sql("SELECT acquire_lock('n', 'me')"), "f");
     two.release().await.expect("an answer");
     assert_eq!(lab.sql("SELECT acquire_lock('n', 'me')"), "t");
-    assert!(readers.try_read().await.expect("an answer").is_none());
+    assert!(readers.try_read().await.unless_held().expect("an answer").is_none());
     let permit = lab.client.semaphore("s", 5).acquire().await.expect("free");
     let refused = lab.refused("SELECT acquire_lock('s', 'me')");
     assert!(refused.contains("in use as a semaphore"), "{refused}");
@@ -201,7 +201,7 @@ async fn excludes(server: &Server, kind: PeerKind) {
     let name = format!("peer:{kind}");
     let mut peer = Peer::spawn(kind, &[server.url()]).await.expect("a peer");
     assert!(peer.try_lock(&name, LONG).await.expect("an answer"));
-    assert!(client.mutex(&name).try_lock().await.expect("an answer").is_none());
+    assert!(client.mutex(&name).try_lock().await.unless_held().expect("an answer").is_none());
     assert!(peer.extend(&name, LONG).await.expect("an answer"));
     let next = waiter(client.claim(&name).ttl(LONG));
     until_waiting(&client, &name, 1).await;
@@ -227,7 +227,7 @@ async fn sees(server: &Server, kind: PeerKind) {
     assert!(peer.take(&name).await.expect("an answer"));
     assert!(!other.take(&name).await.expect("an answer"));
     assert!(!other.keep(&name).await.expect("an answer"));
-    assert!(client.mutex(&name).try_lock().await.expect("an answer").is_none());
+    assert!(client.mutex(&name).try_lock().await.unless_held().expect("an answer").is_none());
     let line = client.show(&name).await.expect("an answer").expect("a line");
     let holder = line.held[0].holder.label().to_owned();
     assert!(holder.starts_with(&format!("{kind}:")), "{holder}");

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use leasehold::engine::Level;
 use leasehold::layer::chaos::{Chaos, Verb};
 use leasehold::postgres::LeaseTable;
-use leasehold::{Client, Released, connect};
+use leasehold::{Client, Released, UnlessHeld, connect};
 use leasehold_testkit::scheduling::SchedulerDelay;
 use leasehold_testkit::{Pgbouncer, Proxy};
 
@@ -22,7 +22,7 @@ async fn f73_everything_works_behind_a_pooler_and_bells_fall_back_to_polling() {
     let pooled = format!("{}?schema={schema}", pooler.url());
     let (one, two) = (connect(&pooled).await.expect("a"), connect(&pooled).await.expect("b"));
     let lease = one.mutex("n").ttl(LONG).lock().await.expect("a lease");
-    assert!(two.mutex("n").try_lock().await.expect("an answer").is_none());
+    assert!(two.mutex("n").try_lock().await.unless_held().expect("an answer").is_none());
     let next = waiter(two.claim("n").ttl(LONG));
     until_waiting(&one, "n", 1).await;
     soon("a renewal", lease.extend(LONG)).await.expect("renewed");
@@ -101,7 +101,7 @@ async fn f73_claim_that_reaches_a_pooler_in_pieces_is_made_in_its_own_store() {
     let lock = format!("BEGIN; SELECT FROM {ours}.lines WHERE name = 'a' FOR UPDATE");
     keeper.batch_execute(&lock).await.expect("locked");
     let asked = client.mutex("a").ttl(LONG);
-    let first = tokio::spawn(async move { asked.try_lock().await });
+    let first = tokio::spawn(async move { asked.try_lock().await.unless_held() });
     let waiting = format!(
         "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' \
          AND query LIKE '%{ours}%claim%'"
@@ -109,10 +109,17 @@ async fn f73_claim_that_reaches_a_pooler_in_pieces_is_made_in_its_own_store() {
     let watcher = plain(server().url()).await;
     until("a claim that waits", async || number(&watcher, &waiting).await == 1).await;
     // The last statement of the other session is a claim in another store.
-    let _theirs = other.mutex("x").ttl(LONG).try_lock().await.expect("an answer").expect("free");
+    let _theirs = other
+        .mutex("x")
+        .ttl(LONG)
+        .try_lock()
+        .await
+        .unless_held()
+        .expect("an answer")
+        .expect("free");
     proxy.hold_behind(CLAIM_PARSED);
     let asked = client.mutex("b").ttl(LONG);
-    let second = tokio::spawn(async move { asked.try_lock().await });
+    let second = tokio::spawn(async move { asked.try_lock().await.unless_held() });
     // A client that does not wait for the previous answer sends the next claim now.
     let begun = |traffic: &leasehold_testkit::Traffic| traffic.to_server.held > 0;
     let _early = proxy.wait_for("an early claim", Duration::from_millis(300), begun).await;
@@ -156,7 +163,7 @@ async fn f73_claim_given_up_behind_a_pooler_leaves_no_trace() {
     given_up.abort();
     // The next exchange of the same connection follows it.
     let asked = client.mutex("m").ttl(LONG);
-    let next = tokio::spawn(async move { asked.try_lock().await });
+    let next = tokio::spawn(async move { asked.try_lock().await.unless_held() });
     keeper.batch_execute("ROLLBACK").await.expect("unlocked");
     let lease = soon("an answer", next).await.expect("it ends").expect("an answer");
     assert!(lease.expect("free").is_held());

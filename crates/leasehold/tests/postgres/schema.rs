@@ -2,7 +2,7 @@
 
 use leasehold::engine::Level;
 use leasehold::postgres::LeaseTable;
-use leasehold::{Client, Error, connect};
+use leasehold::{Client, Error, UnlessHeld, connect};
 use leasehold_testkit::{Certificates, Postgres};
 
 use crate::support::{fresh_schema, server, soon};
@@ -33,7 +33,7 @@ async fn ten_clients_that_start_at_once_install_one_store() {
     let ids: Vec<u128> = clients.iter().map(|client| client.info().store_id).collect();
     assert!(ids.iter().all(|id| *id == ids[0] && *id != 0), "{ids:?}");
     let _lease = clients[0].mutex("n").lock().await.expect("a lease");
-    assert!(clients[9].mutex("n").try_lock().await.expect("an answer").is_none());
+    assert!(clients[9].mutex("n").try_lock().await.unless_held().expect("an answer").is_none());
 }
 
 #[tokio::test]
@@ -104,7 +104,7 @@ async fn schema_that_was_dropped_and_installed_again_is_another_store() {
 async fn refused_until_reconnected(client: &Client) -> Error {
     soon("the end of the old connection", async {
         loop {
-            match client.mutex("n").try_lock().await {
+            match client.mutex("n").try_lock().await.unless_held() {
                 Err(error @ Error::Replaced { .. }) => return error,
                 _ => tokio::time::sleep(std::time::Duration::from_millis(5)).await,
             }

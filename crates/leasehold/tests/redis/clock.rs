@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use leasehold::engine::Level;
-use leasehold::{LeaseState, LostCause};
+use leasehold::{LeaseState, LostCause, UnlessHeld};
 use leasehold_testkit::{Clock, ClockDiary, Direction, Server, servers};
 
 use crate::redlock::counted_at;
@@ -28,7 +28,14 @@ async fn f40_server_clock_that_jumps_ahead_frees_locks_early_and_keeps_fences_in
     let lease = one.mutex("report").ttl(Duration::from_secs(4)).lock().await.expect("free");
     clock.set_ahead(HOUR).expect("the clock moves");
     // Both believe to hold now. Fences are for this case, and the page says so.
-    let next = two.mutex("report").ttl(LONG).try_lock().await.expect("an answer").expect("free");
+    let next = two
+        .mutex("report")
+        .ttl(LONG)
+        .try_lock()
+        .await
+        .unless_held()
+        .expect("an answer")
+        .expect("free");
     assert!(next.fence() > lease.fence());
     let cause = soon("the loss", lease.lost()).await;
     assert_eq!(cause, LostCause::TakenBy(two.holder().clone()), "found by its next renewal");
@@ -161,7 +168,10 @@ async fn f47_server_clock_that_stands_still_expires_nothing_and_waiter_and_docto
     let at = until_frozen(&diary).await;
     assert!(at.contains(&server.address().to_string()), "{at}");
     assert!(waiter.is_waiting());
-    assert!(two.mutex("report").try_lock().await.expect("an answer").is_none(), "still there");
+    assert!(
+        two.mutex("report").try_lock().await.unless_held().expect("an answer").is_none(),
+        "still there"
+    );
     clock.thaw();
     assert!(waiter.granted().await.fence() > lease.fence());
 }
@@ -215,7 +225,14 @@ async fn f40_a_majority_of_nodes_that_jumps_ahead_frees_early_and_keeps_fences_i
     let (one, two) = (diarist(&diary, &url).await, client(&url).await);
     let lease = one.mutex("report").ttl(Duration::from_secs(6)).lock().await.expect("free");
     clock.set_ahead(HOUR).expect("the clock moves");
-    let next = two.mutex("report").ttl(LONG).try_lock().await.expect("an answer").expect("free");
+    let next = two
+        .mutex("report")
+        .ttl(LONG)
+        .try_lock()
+        .await
+        .unless_held()
+        .expect("an answer")
+        .expect("free");
     assert!(next.fence() > lease.fence());
     soon("the loss", lease.lost()).await;
     until("word of every node", async || diary.entries().len() == 3).await;

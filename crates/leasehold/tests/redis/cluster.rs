@@ -6,7 +6,7 @@ use leasehold::claim::{Note, Standing};
 use leasehold::engine::{Admin, Amend, Convert, Engine, Query, Resize};
 use leasehold::error::Config;
 use leasehold::redis::Redis;
-use leasehold::{Error, Holder, LeaseState, LostCause, Mode, Released, Result};
+use leasehold::{Error, Holder, LeaseState, LostCause, Mode, Released, Result, UnlessHeld};
 use leasehold_testkit::{Group, Server, servers};
 
 use crate::support::*;
@@ -104,7 +104,7 @@ async fn f67_slot_moves_while_its_lock_is_held_and_waited_for() {
     let next = waiter.granted().await;
     assert!(next.fence() > fence, "its counter moved with it");
     assert_eq!(next.release().await.expect("an answer"), Released::Released);
-    assert!(one.mutex("report").try_lock().await.expect("an answer").is_some());
+    assert!(one.mutex("report").try_lock().await.unless_held().expect("an answer").is_some());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -276,12 +276,15 @@ async fn f66_node_that_stalls_is_an_error_in_time_and_loses_the_lease_by_the_loc
     let (there, here) = (name_at(&group, stalled), name_at(&group, healthy));
     let lease = one.mutex(&there).ttl(Duration::from_secs(2)).lock().await.expect("free");
     stalled.stop_process().expect("it stops");
-    let error = soon("an answer", one.mutex(&there).try_lock()).await.expect_err("nobody answers");
+    let error = soon("an answer", one.mutex(&there).try_lock())
+        .await
+        .unless_held()
+        .expect_err("nobody answers");
     assert!(matches!(error, Error::Unreachable { .. }), "{error:?}");
     assert_eq!(soon("the loss", lease.lost()).await, LostCause::Unreachable);
     stalled.continue_process().expect("it goes on");
     for name in [&there, &here] {
-        until("an answer", async || one.mutex(name).try_lock().await.is_ok()).await;
+        until("an answer", async || one.mutex(name).try_lock().await.unless_held().is_ok()).await;
     }
     let next = soon("a grant", one.mutex(&there).lock()).await.expect("a grant");
     assert!(next.fence() > lease.fence());
@@ -321,6 +324,9 @@ async fn silent_node_of_a_cluster_holds_up_only_its_own_names() {
         let name = lease.name().to_string();
         assert_eq!(soon("an answer", lease.release()).await.expect("one"), Released::Released);
         let again = one.mutex(&name).ttl(LONG);
-        assert!(soon("an answer", again.try_lock()).await.expect("one").is_some(), "{name}");
+        assert!(
+            soon("an answer", again.try_lock()).await.unless_held().expect("one").is_some(),
+            "{name}"
+        );
     }
 }

@@ -3,7 +3,7 @@
 use futures_util::StreamExt;
 use leasehold::engine::{EventKind, Query};
 use leasehold::redis::Redis;
-use leasehold::{Error, Released};
+use leasehold::{Error, Released, UnlessHeld};
 use leasehold_testkit::{Certificates, servers};
 
 use crate::support::*;
@@ -109,7 +109,7 @@ async fn socket_file_is_a_way_like_any_other() {
     lease.release().await.expect("an answer");
     assert!(waiter.granted().await.is_held());
     let other = client(format!("{url}?database=3")).await;
-    assert!(other.mutex("report").try_lock().await.expect("an answer").is_some());
+    assert!(other.mutex("report").try_lock().await.unless_held().expect("an answer").is_some());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -118,7 +118,7 @@ async fn databases_share_neither_names_nor_events() {
     let (zero, five) = (client(server.url()).await, client(format!("{}/5", server.url())).await);
     let mut events = zero.watch(&Query::all()).await.expect("a watch");
     let there = five.mutex("report").ttl(LONG).lock().await.expect("free");
-    let here = zero.mutex("report").ttl(LONG).try_lock().await.expect("an answer");
+    let here = zero.mutex("report").ttl(LONG).try_lock().await.unless_held().expect("an answer");
     let here = here.expect("another database has another line");
     let waiter = Waiter::queue(&five, &five, "report", 0).await;
     let event = soon("an event", events.next()).await.expect("no end").expect("an event");
@@ -140,7 +140,14 @@ async fn prefixes_share_neither_names_nor_events() {
     let two = client(format!("{}?prefix=two:", server.url())).await;
     let mut events = one.watch(&Query::all()).await.expect("a watch");
     let there = two.mutex("report").ttl(LONG).lock().await.expect("free");
-    let here = one.mutex("report").ttl(LONG).try_lock().await.expect("an answer").expect("free");
+    let here = one
+        .mutex("report")
+        .ttl(LONG)
+        .try_lock()
+        .await
+        .unless_held()
+        .expect("an answer")
+        .expect("free");
     let event = soon("an event", events.next()).await.expect("no end").expect("an event");
     assert_eq!((event.kind, event.fence), (EventKind::Granted, here.fence()));
     assert_eq!(two.inspect(&Query::all()).await.expect("an answer").lines.len(), 1);

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold::{Client, Mode, Released};
+use leasehold::{Client, Mode, Released, UnlessHeld};
 use leasehold_testkit::{Peer, PeerKind, Server};
 use rslock::LockManager;
 
@@ -148,7 +148,7 @@ impl Table {
     async fn ours_waits_for_their_release(&mut self) {
         assert!(self.theirs.try_lock(THEIR_LONG).await);
         let value = self.value();
-        assert!(self.ours.mutex(NAME).try_lock().await.expect("an answer").is_none());
+        assert!(self.ours.mutex(NAME).try_lock().await.unless_held().expect("an answer").is_none());
         let (first, second) = (
             Waiter::queue(&self.ours, &self.ours, NAME, 0).await,
             Waiter::queue(&self.ours, &self.ours, NAME, 1).await,
@@ -188,7 +188,7 @@ impl Table {
         assert!(matches!(released, Released::TakenBy(_)), "{released:?}");
         assert_eq!(self.value(), value, "ours deleted theirs");
         assert!(self.theirs.release().await);
-        assert!(self.ours.mutex(NAME).try_lock().await.expect("an answer").is_some());
+        assert!(self.ours.mutex(NAME).try_lock().await.unless_held().expect("an answer").is_some());
     }
 
     async fn everything(mut self) {

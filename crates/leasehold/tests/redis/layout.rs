@@ -6,7 +6,7 @@ use std::time::Duration;
 use leasehold::claim::{Claim, Released};
 use leasehold::engine::{Admin, Engine, Query};
 use leasehold::error::Invalid;
-use leasehold::{Error, Mode};
+use leasehold::{Error, Mode, UnlessHeld};
 use leasehold_testkit::{Server, servers};
 
 use crate::support::*;
@@ -29,7 +29,7 @@ async fn foreign_value_of_any_type_means_busy_until_it_is_gone() {
         for ends in ["deleted", "expired"] {
             told(&server, put);
             for mode in [Mode::Exclusive, Mode::Shared, Mode::Permits { take: 1, of: 2 }] {
-                let tried = one.claim("report").mode(mode).try_acquire().await;
+                let tried = one.claim("report").mode(mode).try_acquire().await.unless_held();
                 assert!(tried.expect("an answer").is_none(), "{kind} {mode:?}");
             }
             let waiter = Waiter::queue(&one, &one, "report", 0).await;
@@ -51,7 +51,7 @@ async fn wait_for_a_foreign_lock_ends_at_its_limit() {
     let server = server().await;
     let one = client(server.url()).await;
     told(&server, &["SET", "lock:report", "theirs"]);
-    let waited = one.mutex("report").lock_within(Duration::from_secs(3)).await;
+    let waited = one.mutex("report").lock_within(Duration::from_secs(3)).await.unless_held();
     assert!(waited.expect("an answer").is_none(), "the foreign lock stays");
     assert_eq!(told(&server, &["KEYS", "*report*"]), "lock:report");
 }
@@ -138,18 +138,29 @@ async fn empty_prefix_uses_names_as_they_are_and_keeps_its_own_keys_apart() {
     assert!(one.show("report").await.expect("an answer").is_some());
     let reserved = ["leasehold:", "leasehold:line:report", "leasehold:fence:1", "leasehold:store:"];
     for name in reserved {
-        let error = one.mutex(name).try_lock().await.expect_err("it is ours");
+        let error = one.mutex(name).try_lock().await.unless_held().expect_err("it is ours");
         let Error::Invalid(Invalid::NameReserved { .. }) = error else { panic!("{error:?}") };
         let error = one.force_release(name, "a test").await.expect_err("it is ours");
         assert!(matches!(error, Error::Invalid(_)), "{error:?}");
     }
     for name in ["leasehold", "leasehol", "Leasehold:x", " leasehold:"] {
-        assert!(one.mutex(name).try_lock().await.expect("an answer").is_some(), "{name}");
+        assert!(
+            one.mutex(name).try_lock().await.unless_held().expect("an answer").is_some(),
+            "{name}"
+        );
     }
     lease.release().await.expect("an answer");
     // With a prefix of its own such a name is like any other.
     let other = client(server.url()).await;
-    assert!(other.mutex("leasehold:line:x").try_lock().await.expect("an answer").is_some());
+    assert!(
+        other
+            .mutex("leasehold:line:x")
+            .try_lock()
+            .await
+            .unless_held()
+            .expect("an answer")
+            .is_some()
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

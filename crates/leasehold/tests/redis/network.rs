@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use leasehold::layer::retry::RetryPolicy;
-use leasehold::{Client, Error, LeaseState, LostCause, Released};
+use leasehold::{Client, Error, LeaseState, LostCause, Released, UnlessHeld};
 use leasehold_testkit::{AfterLoss, Direction};
 
 use crate::support::*;
@@ -24,7 +24,7 @@ async fn f06_lease_is_kept_while_connections_are_reset_again_and_again() {
         until_renewed(&lease).await;
         assert!(lease.is_held());
     }
-    assert!(other.mutex("report").try_lock().await.expect("an answer").is_none());
+    assert!(other.mutex("report").try_lock().await.unless_held().expect("an answer").is_none());
     let seen = other.show("report").await.expect("an answer").expect("it is held");
     assert_eq!(seen.held[0].fence, lease.fence());
     assert_eq!(lease.release().await.expect("an answer"), Released::Released);
@@ -68,7 +68,7 @@ async fn f20_partition_shorter_than_the_ttl_keeps_the_lease() {
     proxy.block(Direction::Both);
     until("an uncertain lease", async || lease.state() != LeaseState::Held).await;
     assert_eq!(lease.state(), LeaseState::Uncertain);
-    assert!(other.mutex("report").try_lock().await.expect("an answer").is_none());
+    assert!(other.mutex("report").try_lock().await.unless_held().expect("an answer").is_none());
     let before = lease.safe_until();
     proxy.pass().await.expect("the proxy passes");
     until("a certain lease", async || lease.state() != LeaseState::Uncertain).await;
@@ -212,7 +212,7 @@ async fn f26_answer_slower_than_the_ttl_is_refused_and_cleaned() {
     warm_up(&one).await;
     proxy.delay(Direction::ToClient, Duration::from_millis(1_200));
     let mutex = one.mutex("report").ttl(Duration::from_millis(500));
-    let answer = soon("an answer", mutex.try_lock()).await;
+    let answer = soon("an answer", mutex.try_lock()).await.unless_held();
     assert!(matches!(answer, Err(Error::TooSlow { .. })), "{answer:?}");
     proxy.pass().await.expect("the proxy passes");
     until_free(&other, "report").await;
@@ -247,7 +247,7 @@ async fn f29_driver_repeats_nothing_by_itself() {
     let lease = one.mutex("report").ttl(LONG).lock().await.expect("free");
     let before = script_calls(&server);
     proxy.lose_reply_to(CALL, AfterLoss::Reset);
-    let asked = soon("an answer", one.mutex("report").ttl(LONG).try_lock()).await;
+    let asked = soon("an answer", one.mutex("report").ttl(LONG).try_lock()).await.unless_held();
     assert!(matches!(&asked, Err(Error::Unreachable { .. })), "{asked:?}");
     // The claim, and the one release with which the library removes it again.
     until("the release of the unsure claim", async || script_calls(&server) - before >= 2).await;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use leasehold::engine::{Finding, Level};
 use leasehold::error::{Config, Invalid};
 use leasehold::quorum::cause::Cause;
-use leasehold::{Client, Error, Lease, LeaseState, LostCause, Released};
+use leasehold::{Client, Error, Lease, LeaseState, LostCause, Released, UnlessHeld};
 use leasehold_testkit::servers::{self, Group};
 use leasehold_testkit::{Peer, PeerKind, Server};
 use tokio::task::JoinSet;
@@ -135,7 +135,13 @@ async fn f55_minority_that_is_dead_or_silent_holds_up_nobody() {
     silent.stop_process().expect("it stops");
     until_renewed(&lease).await;
     assert_eq!(lease.state(), LeaseState::Held);
-    assert!(soon("a refusal", two.mutex("report").try_lock()).await.expect("known").is_none());
+    assert!(
+        soon("a refusal", two.mutex("report").try_lock())
+            .await
+            .unless_held()
+            .expect("known")
+            .is_none()
+    );
     let other = soon("a grant", two.mutex("other").ttl(LONG).lock()).await.expect("free");
     assert_eq!(soon("an answer", other.release()).await.expect("known"), Released::Released);
     let waiter = Waiter::start(two.claim("report").ttl(LONG));
@@ -153,7 +159,7 @@ async fn f56_majority_that_is_down_grants_nothing_and_each_node_is_named() {
     let lease = one.mutex("report").ttl(Duration::from_secs(2)).lock().await.expect("free");
     group.servers()[0].kill().expect("it is killed");
     group.servers()[1].stop_process().expect("it stops");
-    let refused = soon("an answer", two.mutex("other").ttl(TTL).try_lock()).await;
+    let refused = soon("an answer", two.mutex("other").ttl(TTL).try_lock()).await.unless_held();
     let error = refused.expect_err("no majority");
     let text = error.to_string();
     for server in group.servers() {
@@ -180,7 +186,7 @@ async fn f56_node_that_nobody_waits_for_is_not_called_silent() {
     for server in &group.servers()[..2] {
         server.kill().expect("it is killed");
     }
-    let refused = soon("an answer", two.mutex("other").ttl(TTL).try_lock()).await;
+    let refused = soon("an answer", two.mutex("other").ttl(TTL).try_lock()).await.unless_held();
     let error = refused.expect_err("no majority");
     let Error::NoMajority { causes, .. } = &error else { panic!("{error:?}") };
     let stopped = group.servers()[2].address().to_string();
@@ -198,7 +204,7 @@ async fn f57_node_that_restarts_empty_takes_no_part_and_is_repaired() {
     let lease = counted_everywhere(&group, &one).await;
     let node = &group.servers()[1];
     node.restart().await.expect("it restarts");
-    assert!(two.mutex("report").try_lock().await.expect("an answer").is_none());
+    assert!(two.mutex("report").try_lock().await.unless_held().expect("an answer").is_none());
     until("the repair", async || !told(node, &["GET", "lock:report"]).is_empty()).await;
     assert_eq!(lease.state(), LeaseState::Held);
     // The others make a majority; this node must not vote before the longest ttl has passed.
@@ -225,14 +231,15 @@ async fn f58_two_of_three_that_restart_empty_grant_nothing_before_the_longest_tt
     let begun = std::time::Instant::now();
     // The first question to each finds a connection that broke at the restart.
     until("two on probation", async || {
-        let refused = two.mutex("report").ttl(ttl).try_lock().await.expect_err("no majority");
+        let refused =
+            two.mutex("report").ttl(ttl).try_lock().await.unless_held().expect_err("no majority");
         let Error::NoMajority { causes, .. } = &refused else { panic!("{refused:?}") };
         causes.iter().filter(|(_, cause)| *cause == Cause::Probation).count() == 2
     })
     .await;
     let lease = soon("a grant after the longest ttl", async {
         loop {
-            match two.mutex("report").ttl(ttl).try_lock().await {
+            match two.mutex("report").ttl(ttl).try_lock().await.unless_held() {
                 Ok(Some(lease)) => return lease,
                 Ok(None) | Err(Error::NoMajority { .. }) => {}
                 Err(error) => panic!("{error}"),
@@ -291,7 +298,7 @@ async fn f52_nodes_that_write_everything_down_keep_leases_and_vote_at_once() {
     for server in group.servers() {
         server.restart().await.expect("it restarts");
     }
-    assert!(two.mutex("report").try_lock().await.expect("an answer").is_none());
+    assert!(two.mutex("report").try_lock().await.unless_held().expect("an answer").is_none());
     assert_eq!(lease.state(), LeaseState::Held);
     let other = two.mutex("other").ttl(LONG).lock().await.expect("it votes at once");
     assert!(other.is_held());
@@ -324,7 +331,7 @@ async fn f61_flushed_scripts_are_brought_along_again() {
     flush();
     let lease = client.mutex("report").ttl(LONG).lock().await.expect("free");
     flush();
-    assert!(client.mutex("report").try_lock().await.expect("an answer").is_none());
+    assert!(client.mutex("report").try_lock().await.unless_held().expect("an answer").is_none());
     flush();
     assert_eq!(lease.release().await.expect("an answer"), Released::Released);
 }
@@ -420,7 +427,7 @@ async fn npm_redlock_and_this_one_exclude_and_wait_for_each_other() {
     assert!(!peer.try_lock("report", long).await.expect("an answer"), "ours is held");
     assert_eq!(lease.release().await.expect("an answer"), Released::Released);
     assert!(peer.lock("report", long, Duration::from_secs(20)).await.expect("an answer"));
-    assert!(client.mutex("report").try_lock().await.expect("an answer").is_none());
+    assert!(client.mutex("report").try_lock().await.unless_held().expect("an answer").is_none());
     let waiter = Waiter::start(client.claim("report").ttl(LONG));
     until_waiting(&client, "report", 1).await;
     assert!(waiter.is_waiting());
@@ -440,7 +447,7 @@ async fn value_of_any_type_at_a_minority_of_lock_keys_excludes_nobody_and_at_two
     assert_eq!(lease.release().await.expect("an answer"), Released::Released);
     until_released(&group.servers()[1..]).await;
     told(&group.servers()[1], &["HSET", "lock:report", "odd", "1"]);
-    assert!(client.mutex("report").try_lock().await.expect("an answer").is_none());
+    assert!(client.mutex("report").try_lock().await.unless_held().expect("an answer").is_none());
     let waiter = Waiter::start(client.claim("report").ttl(LONG));
     until_waiting(&client, "report", 1).await;
     told(&group.servers()[1], &["DEL", "lock:report"]);
@@ -470,7 +477,8 @@ async fn acquire_and_release_of_a_free_name_are_one_call_at_each_node() {
 async fn ttl_above_the_longest_is_refused() {
     let group = memory_only(3).await;
     let client = client(url(&group, "")).await;
-    let refused = client.mutex("report").ttl(Duration::from_secs(61)).try_lock().await;
+    let refused =
+        client.mutex("report").ttl(Duration::from_secs(61)).try_lock().await.unless_held();
     assert!(matches!(refused, Err(Error::Invalid(Invalid::TtlAboveStore { .. }))), "{refused:?}");
 }
 

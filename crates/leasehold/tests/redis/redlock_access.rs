@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use leasehold::engine::Query;
 use leasehold::error::Config;
-use leasehold::{Client, Error, Released};
+use leasehold::{Client, Error, Released, UnlessHeld};
 use leasehold_testkit::servers::{self, Group};
 use leasehold_testkit::{Certificates, Server};
 
@@ -118,7 +118,15 @@ fn give(server: &Server, rules: &[String]) {
 async fn round(group: &Group, one: &Client, two: &Client) {
     let [first, second, third] = group.servers() else { panic!("three nodes") };
     let lease = one.mutex("report").ttl(TTL_MAX).lock().await.expect("free");
-    assert!(two.mutex("report").ttl(TTL_MAX).try_lock().await.expect("an answer").is_none());
+    assert!(
+        two.mutex("report")
+            .ttl(TTL_MAX)
+            .try_lock()
+            .await
+            .unless_held()
+            .expect("an answer")
+            .is_none()
+    );
     let waiters = [two.claim("report").ttl(TTL_MAX), two.claim("report").ttl(TTL_MAX)];
     let [waiter, left] = waiters.map(Waiter::start);
     until_waiting(one, "report", 2).await;
@@ -187,7 +195,10 @@ async fn a_right_that_a_node_lacks_is_named() {
     }
     let url = url("redlock", &format!("locks:{PASSWORD}@"), &group, "");
     let client = client(&url).await;
-    let error = soon("a refusal", client.mutex("report").try_lock()).await.expect_err("no right");
+    let error = soon("a refusal", client.mutex("report").try_lock())
+        .await
+        .unless_held()
+        .expect_err("no right");
     assert!(matches!(error, Error::Config(Config::Denied { .. })), "{error:?}");
     assert!(!error.is_transient() && !error.to_string().contains(PASSWORD), "{error}");
 }

@@ -4,7 +4,7 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-use leasehold::{Client, Error, LeaseState, LostCause, Released};
+use leasehold::{Client, Error, LeaseState, LostCause, Released, UnlessHeld};
 use leasehold_testkit::servers::Group;
 use leasehold_testkit::{AfterLoss, Direction, Proxy, Server};
 
@@ -114,7 +114,7 @@ async fn f20_partition_of_a_minority_is_not_noticed_and_of_a_majority_makes_unce
     fronts.proxies[1].block(Direction::Both);
     until("an uncertain lease", async || lease.state() != LeaseState::Held).await;
     assert_eq!(lease.state(), LeaseState::Uncertain);
-    assert!(two.mutex("report").try_lock().await.expect("an answer").is_none());
+    assert!(two.mutex("report").try_lock().await.unless_held().expect("an answer").is_none());
     let before = lease.safe_until();
     fronts.pass().await;
     until("a certain lease", async || lease.state() != LeaseState::Uncertain).await;
@@ -240,7 +240,7 @@ async fn f26_answers_slower_than_the_ttl_are_not_awaited_from_a_minority_and_ref
     let lease = one.mutex("report").ttl(LONG).lock().await.expect("two are quick");
     assert_eq!(lease.release().await.expect("an answer"), Released::Released);
     fronts.proxies[1].delay(Direction::ToClient, slow);
-    let answer = soon("an answer", one.mutex("slow").ttl(ttl).try_lock()).await;
+    let answer = soon("an answer", one.mutex("slow").ttl(ttl).try_lock()).await.unless_held();
     let late = |error: &Error| matches!(error, Error::TooSlow { .. } | Error::NoMajority { .. });
     assert!(answer.as_ref().is_err_and(late), "{answer:?}");
     fronts.pass().await;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use leasehold::engine::Level;
 use leasehold::quorum::cause::Cause;
-use leasehold::{Error, LeaseState, LostCause, Released};
+use leasehold::{Error, LeaseState, LostCause, Released, UnlessHeld};
 use leasehold_testkit::Server;
 
 use crate::redlock::{TTL, counted_everywhere, long_url, memory_only, url};
@@ -78,7 +78,8 @@ async fn f64_majority_that_stops_writing_refuses_and_the_lease_is_lost_in_time()
     for server in stopped {
         stop_writes(server).await;
     }
-    let error = two.mutex("other").ttl(ttl).try_lock().await.expect_err("no majority");
+    let error =
+        two.mutex("other").ttl(ttl).try_lock().await.unless_held().expect_err("no majority");
     let Error::NoMajority { causes, .. } = &error else { panic!("{error:?}") };
     assert!(error.is_transient() && error.to_string().contains("MISCONF"), "{error}");
     let refused = |(_, cause): &&(String, Cause)| matches!(cause, Cause::Unreachable { .. });
@@ -177,7 +178,8 @@ async fn f54_node_that_is_a_replica_holds_up_nobody_and_two_refuse() {
     assert_eq!(told(&replicas[0], &["EXISTS", "lock:other"]), "0");
     assert_eq!(other.release().await.expect("an answer"), Released::Released);
     make_replica(&replicas[1]);
-    let error = two.mutex("other").ttl(TTL).try_lock().await.expect_err("no majority");
+    let error =
+        two.mutex("other").ttl(TTL).try_lock().await.unless_held().expect_err("no majority");
     let Error::NoMajority { causes, .. } = &error else { panic!("{error:?}") };
     assert!(error.is_transient() && error.to_string().contains("READONLY"), "{error}");
     for server in replicas {
@@ -186,5 +188,7 @@ async fn f54_node_that_is_a_replica_holds_up_nobody_and_two_refuse() {
         assert!(matches!(cause, Some(Cause::Unreachable { .. })), "{error:?}");
         told(server, &["REPLICAOF", "NO", "ONE"]);
     }
-    assert!(two.mutex("other").ttl(TTL).try_lock().await.expect("an answer").is_some());
+    assert!(
+        two.mutex("other").ttl(TTL).try_lock().await.unless_held().expect("an answer").is_some()
+    );
 }

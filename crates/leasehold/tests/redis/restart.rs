@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use leasehold::engine::Level;
-use leasehold::{LeaseState, LostCause, Released};
+use leasehold::{LeaseState, LostCause, Released, UnlessHeld};
 use leasehold_testkit::servers;
 
 use crate::support::*;
@@ -16,7 +16,7 @@ async fn f50_server_that_restarts_empty_forgets_the_lock_and_no_fence_comes_agai
     let (one, two) = (early_client(server.url()).await, client(server.url()).await);
     let lease = one.mutex("report").ttl(TTL).lock().await.expect("free");
     server.restart().await.expect("it restarts");
-    let next = two.mutex("report").ttl(LONG).try_lock().await.expect("an answer");
+    let next = two.mutex("report").ttl(LONG).try_lock().await.unless_held().expect("an answer");
     let next = next.expect("nobody holds it by the server's word");
     assert!(next.fence() > lease.fence());
     let cause = soon("the loss", lease.lost()).await;
@@ -49,7 +49,7 @@ async fn f51_grant_of_the_last_second_is_kept_or_followed_by_a_greater_fence() {
     assert!(persistence.found.contains("everysec"), "{persistence:?}");
     let lease = one.mutex("report").ttl(TTL).lock().await.expect("free");
     server.restart().await.expect("it restarts");
-    match two.mutex("report").ttl(LONG).try_lock().await.expect("an answer") {
+    match two.mutex("report").ttl(LONG).try_lock().await.unless_held().expect("an answer") {
         Some(next) => assert!(next.fence() > lease.fence()),
         None => {
             until_renewed(&lease).await;
@@ -65,7 +65,7 @@ async fn f52_server_that_writes_everything_down_keeps_the_lock_over_a_kill() {
     let lease = one.mutex("report").ttl(TTL).lock().await.expect("free");
     let waiter = Waiter::queue(&one, &two, "report", 0).await;
     server.restart().await.expect("it restarts");
-    assert!(two.mutex("report").try_lock().await.expect("an answer").is_none());
+    assert!(two.mutex("report").try_lock().await.unless_held().expect("an answer").is_none());
     until_renewed(&lease).await;
     assert_eq!(lease.state(), LeaseState::Held);
     let seen = two.show("report").await.expect("an answer").expect("it is held");

@@ -6,7 +6,7 @@ use std::time::Duration;
 use leasehold::claim::Standing;
 use leasehold::engine::{Admin, Engine, Level, Query};
 use leasehold::layer::retry::RetryPolicy;
-use leasehold::{Client, Error, LeaseState, LostCause, Mode, Released};
+use leasehold::{Client, Error, LeaseState, LostCause, Mode, Released, UnlessHeld};
 
 use crate::support::*;
 
@@ -114,7 +114,7 @@ async fn f64_server_that_cannot_write_its_snapshot_refuses_and_the_lease_is_lost
     told(&server, &["BGSAVE"]);
     let info = || told(&server, &["INFO", "persistence"]);
     until("a failed snapshot", async || info().contains("rdb_last_bgsave_status:err")).await;
-    let error = two.mutex("other").try_lock().await.expect_err("refused");
+    let error = two.mutex("other").try_lock().await.unless_held().expect_err("refused");
     assert!(matches!(error, Error::Store { transient: true, .. }), "{error:?}");
     assert!(error.to_string().contains("MISCONF"), "{error}");
     until("an uncertain lease", async || lease.state() != LeaseState::Held).await;
@@ -125,7 +125,8 @@ async fn f64_server_that_cannot_write_its_snapshot_refuses_and_the_lease_is_lost
     fs::remove_dir(&file).expect("the folder is empty");
     told(&server, &["BGSAVE"]);
     until("a snapshot", async || info().contains("rdb_last_bgsave_status:ok")).await;
-    let next = two.mutex("report").try_lock().await.expect("an answer").expect("free");
+    let next =
+        two.mutex("report").try_lock().await.unless_held().expect("an answer").expect("free");
     assert!(next.fence() > lease.fence());
 }
 

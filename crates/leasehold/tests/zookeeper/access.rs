@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use leasehold::engine::{Level, Query};
 use leasehold::layer::retry::RetryPolicy;
-use leasehold::{Client, Error, Released, connect};
+use leasehold::{Client, Error, Released, UnlessHeld, connect};
 use leasehold_testkit::{Certificates, Peer, PeerKind, Zookeeper};
 
 use super::support::*;
@@ -39,7 +39,7 @@ async fn store_at_the_root_keeps_off_the_servers_own_node() {
         let at_the_root =
             |path: &String| path.split('/').count() == 3 && !path.starts_with("/zookeeper/");
         assert!(!held.is_empty() && held.iter().all(at_the_root), "{held:?}");
-        assert!(two.mutex(name).try_lock().await.expect("an answer").is_none());
+        assert!(two.mutex(name).try_lock().await.unless_held().expect("an answer").is_none());
         let mut waiter = Waiter::start(two.claim(name).ttl(LONG));
         until_waiting(&one, name, 1).await;
         let listed = two.inspect(&Query::all()).await.expect("an answer").lines;
@@ -78,7 +78,7 @@ async fn doctor_finds_rights_that_were_taken_away() {
     let found = rights().await;
     let [(Level::Bad, advice)] = found.as_slice() else { panic!("{found:?}") };
     assert!(advice.contains("docs/engines/zookeeper.md"), "{advice}");
-    let refused = client.mutex("job").try_lock().await;
+    let refused = client.mutex("job").try_lock().await.unless_held();
     assert!(matches!(&refused, Err(Error::Config(_))), "{refused:?}");
     leaves_nothing(&server, [client]).await;
 }

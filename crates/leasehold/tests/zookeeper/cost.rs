@@ -7,7 +7,7 @@ use leasehold::engine::{
     Amend, Bump, Engine, Notice, Query, RaiseFences, Select, Wait, WaitNotices, Wake,
 };
 use leasehold::zookeeper::ZooKeeper;
-use leasehold::{LeaseState, Released};
+use leasehold::{LeaseState, Released, UnlessHeld};
 use leasehold_testkit::bare::{claim, renewal};
 use leasehold_testkit::{Peer, PeerKind, Server};
 
@@ -371,7 +371,16 @@ async fn a_refused_try_writes_nothing() {
     };
     let before = zxid();
     for _ in 0..5 {
-        assert!(client.mutex("cost").ttl(LONG).try_lock().await.expect("an answer").is_none());
+        assert!(
+            client
+                .mutex("cost")
+                .ttl(LONG)
+                .try_lock()
+                .await
+                .unless_held()
+                .expect("an answer")
+                .is_none()
+        );
     }
     assert_eq!(zxid(), before);
     drop(lease);

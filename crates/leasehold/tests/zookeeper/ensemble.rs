@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold::{Client, LeaseState, LostCause, Released};
+use leasehold::{Client, LeaseState, LostCause, Released, UnlessHeld};
 use leasehold_testkit::{Direction, Group, Proxy, Server, Zookeeper};
 
 use super::support::*;
@@ -145,7 +145,7 @@ async fn f91_without_a_majority_leases_are_lost_in_time_and_nothing_is_granted()
         server.stop_process().expect("it runs");
     }
     assert_eq!(soon("the loss", lease.lost()).await, LostCause::Unreachable);
-    let refused = soon("an answer", client.mutex("other").try_lock()).await;
+    let refused = soon("an answer", client.mutex("other").try_lock()).await.unless_held();
     assert!(matches!(&refused, Err(error) if error.is_transient()), "{refused:?}");
     for server in &group.servers()[1..] {
         server.continue_process().expect("it is stopped");
@@ -325,7 +325,7 @@ async fn f91_partition_loses_on_the_side_of_the_few_before_the_others_go_on() {
     assert_eq!(soon("the loss", lease.lost()).await, LostCause::Unreachable);
     assert!(next.fence() > lease.fence());
     assert!(says(server.address(), "ruok").is_some(), "it runs on all the time");
-    let refused = soon("an answer", few.mutex("other").try_lock()).await;
+    let refused = soon("an answer", few.mutex("other").try_lock()).await.unless_held();
     assert!(matches!(&refused, Err(error) if error.is_transient()), "{refused:?}");
     for proxy in &proxies {
         proxy.pass().await.expect("it passes");

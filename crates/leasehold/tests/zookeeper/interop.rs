@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use leasehold::engine::Query;
-use leasehold::{Mode, Released};
+use leasehold::{Mode, Released, UnlessHeld};
 use leasehold_testkit::{Peer, PeerKind, Server};
 
 use super::support::*;
@@ -60,7 +60,7 @@ async fn we_are_excluded_by_peers_and_get_the_lock_after_them() {
         let client = client(&format!("{}{dialect}", server.url())).await;
         let mut theirs = peer(kind, &server).await;
         assert!(theirs.try_lock(THEIRS, LONG).await.expect("an answer"), "{kind} {dialect}");
-        assert!(client.mutex("demo").try_lock().await.expect("an answer").is_none());
+        assert!(client.mutex("demo").try_lock().await.unless_held().expect("an answer").is_none());
         let mut ours = Waiter::start(client.claim("demo").ttl(LONG));
         until_waiting(&client, "demo", 1).await;
         assert!(theirs.release(THEIRS).await.expect("an answer"));
@@ -80,7 +80,7 @@ async fn clients_of_another_dialect_are_waited_for_and_do_not_wait() {
         let client = client(&format!("{}{dialect}", server.url())).await;
         let mut theirs = peer(kind, &server).await;
         assert!(theirs.try_lock(THEIRS, LONG).await.expect("an answer"), "{kind} {dialect}");
-        assert!(client.mutex("demo").try_lock().await.expect("an answer").is_none());
+        assert!(client.mutex("demo").try_lock().await.unless_held().expect("an answer").is_none());
         let mut ours = Waiter::start(client.claim("demo").ttl(LONG));
         until_waiting(&client, "demo", 1).await;
         assert!(theirs.release(THEIRS).await.expect("an answer"));
@@ -141,7 +141,7 @@ async fn ours_are_kept_off_by_kazoos_readers_and_writers_and_follow_them() {
             let mut theirs = peer(kind, &server).await;
             assert!(theirs.try_lock(THEIRS, LONG).await.expect("an answer"), "{kind} {dialect}");
             let ours = || client.claim("demo").mode(mode).ttl(LONG);
-            let tried = ours().try_acquire().await.expect("an answer");
+            let tried = ours().try_acquire().await.unless_held().expect("an answer");
             assert_eq!(tried.is_some(), together, "our {mode:?} beside {kind} {dialect}");
             if let Some(lease) = tried {
                 lease.release().await.expect("an answer");
@@ -222,7 +222,7 @@ async fn locks_of_others_are_listed_and_can_be_taken_from_them() {
     assert_eq!(names, ["demo"]);
     let evicted = client.force_release("demo", "stuck").await.expect("an answer");
     assert_eq!(evicted.len(), 1);
-    assert!(client.mutex("demo").try_lock().await.expect("an answer").is_some());
+    assert!(client.mutex("demo").try_lock().await.unless_held().expect("an answer").is_some());
     leaves_nothing(&server, [client]).await;
 }
 
@@ -233,7 +233,7 @@ async fn permits_on_a_name_that_a_peer_locks_are_a_mismatch() {
     let mut theirs = peer(PeerKind::Kazoo, &server).await;
     assert!(theirs.try_lock(THEIRS, LONG).await.expect("an answer"));
     let permits = client.claim("demo").mode(Mode::Permits { take: 1, of: 3 });
-    let refused = permits.try_acquire().await;
+    let refused = permits.try_acquire().await.unless_held();
     assert!(matches!(refused, Err(leasehold::Error::Mismatch { .. })), "{refused:?}");
     assert!(theirs.release(THEIRS).await.expect("an answer"));
     leaves_nothing(&server, [client]).await;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use leasehold::engine::{EventKind, Query};
-use leasehold::{Client, Error, LeaseState, LostCause, Released};
+use leasehold::{Client, Error, LeaseState, LostCause, Released, UnlessHeld};
 use leasehold_testkit::{AfterLoss, Direction, Proxy, Renewals, Server};
 
 use super::support::*;
@@ -28,7 +28,7 @@ async fn f20_partition_shorter_than_the_ttl_makes_uncertain_and_then_held() {
     proxy.pass().await.expect("it passes");
     until("a certain lease", async || lease.state() != LeaseState::Uncertain).await;
     assert_eq!(lease.state(), LeaseState::Held);
-    assert!(near.mutex("cut").try_lock().await.expect("an answer").is_none());
+    assert!(near.mutex("cut").try_lock().await.unless_held().expect("an answer").is_none());
     assert_eq!(lease.release().await.expect("an answer"), Released::Released);
     leaves_nothing(&server, [far, near]).await;
 }
@@ -115,7 +115,7 @@ async fn f26_answer_slower_than_the_ttl_is_refused_and_cleaned() {
     let mutex = far.mutex("slow").ttl(Duration::from_millis(600));
     mutex.lock().await.expect("free").release().await.expect("an answer");
     proxy.delay(Direction::ToClient, Duration::from_millis(1_000));
-    let refused = soon("an answer", mutex.try_lock()).await;
+    let refused = soon("an answer", mutex.try_lock()).await.unless_held();
     assert!(
         matches!(refused, Err(Error::TooSlow { .. } | Error::Unreachable { .. })),
         "{refused:?}"
@@ -243,7 +243,7 @@ async fn f06_connections_reset_again_and_again_lose_nothing() {
         false
     })
     .await;
-    assert!(near.mutex("reset").try_lock().await.expect("an answer").is_none());
+    assert!(near.mutex("reset").try_lock().await.unless_held().expect("an answer").is_none());
     assert_eq!(soon("an answer", lease.release()).await.expect("one"), Released::Released);
     leaves_nothing(&server, [far, near]).await;
 }

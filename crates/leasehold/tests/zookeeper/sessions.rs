@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold::{LeaseState, LostCause, Released, connect};
+use leasehold::{LeaseState, LostCause, Released, UnlessHeld, connect};
 use leasehold_testkit::{Direction, Proxy, Server, Zookeeper};
 
 use super::support::*;
@@ -47,7 +47,7 @@ async fn lost_before_the_session_ends(server: Server, ttl: Duration) {
     let again = soon("a lease", far.mutex("ended").ttl(ttl).lock()).await.expect("free");
     assert!(again.fence() > lease.fence(), "a new claim");
     assert!(claims(&server).iter().all(|node| !old.contains(node)));
-    assert!(near.mutex("ended").try_lock().await.expect("an answer").is_none());
+    assert!(near.mutex("ended").try_lock().await.unless_held().expect("an answer").is_none());
     assert_eq!(again.release().await.expect("an answer"), Released::Released);
     leaves_nothing(&server, [far, near]).await;
 }
@@ -156,7 +156,9 @@ async fn lease_whose_client_is_gone_is_kept_by_its_handle_for_longer_than_its_se
         lease.safe_until().since(begun) > ttl * 3
     })
     .await;
-    assert!(other.mutex("kept").ttl(LONG).try_lock().await.expect("an answer").is_none());
+    assert!(
+        other.mutex("kept").ttl(LONG).try_lock().await.unless_held().expect("an answer").is_none()
+    );
     assert_eq!(lease.release().await.expect("an answer"), Released::Released);
     until_empty(&server).await;
     leaves_nothing(&server, [other]).await;
