@@ -24,6 +24,12 @@ pub(super) struct Grant {
     ended: Moment,
 }
 
+impl Grant {
+    pub(super) fn fence(&self) -> u64 {
+        self.fence
+    }
+}
+
 /// A lease that becomes a [`Grant`] when it is given back.
 #[derive(Debug)]
 pub(super) struct Holding {

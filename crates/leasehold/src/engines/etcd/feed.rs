@@ -21,10 +21,11 @@ use super::Inner;
 use super::detail::Detail;
 use super::epoch::fence;
 use super::keys::{Layout, Owner};
+use super::leases;
 use super::lineup::holds;
 use super::link::Watch;
 use super::survey::{scan, span_of};
-use super::wire::{Empty, GrantRequest, KeyEvent, KeyValue, LeaseRequest, LeaseResponse};
+use super::wire::{GrantRequest, KeyEvent, KeyValue, LeaseRequest, LeaseResponse};
 use super::wire::{RangeRequest, RangeResponse, Span, TimeToLive, TxnRequest, WatchCreate};
 use super::wire::{WatchResponse, put};
 
@@ -320,29 +321,27 @@ fn event(kind: EventKind, name: &Name, seen: &Seen) -> Event {
 /// Says in the store that somebody watches.
 struct Presence {
     inner: Arc<Inner>,
-    lease: i64,
+    lease: Lease,
     said: tokio::time::Instant,
 }
 
 impl Presence {
     async fn new(inner: &Arc<Inner>) -> Result<Self> {
-        let mut presence =
-            Self { inner: Arc::clone(inner), lease: 0, said: tokio::time::Instant::now() };
-        presence.appear().await?;
-        Ok(presence)
+        let lease = Self::appear(inner).await?;
+        Ok(Self { inner: Arc::clone(inner), lease, said: tokio::time::Instant::now() })
     }
 
-    async fn appear(&mut self) -> Result<()> {
-        let links = &self.inner.links;
+    async fn appear(inner: &Arc<Inner>) -> Result<Lease> {
+        let links = &inner.links;
         let id = rand::random_range(1..i64::MAX);
+        // Noted before it is asked for: the answer may be lost.
+        let lease = Lease { inner: Arc::clone(inner), id };
         let request = GrantRequest { ttl: PRESENCE_SECONDS, id };
         let _granted: LeaseResponse = links.ask("/etcdserverpb.Lease/LeaseGrant", &request).await?;
-        self.lease = id;
-        let key = self.inner.layout.own(&format!("watcher:{id:x}"));
+        let key = inner.layout.own(&format!("watcher:{id:x}"));
         let request = TxnRequest { success: vec![put(&key, b"", id)], ..TxnRequest::default() };
         links.txn(&request).await.map_err(|status| links.translate(&status))?;
-        self.said = tokio::time::Instant::now();
-        Ok(())
+        Ok(lease)
     }
 
     /// Says it again when it is time. Failing costs the watcher only the reasons.
@@ -351,9 +350,9 @@ impl Presence {
             return;
         }
         self.said = tokio::time::Instant::now();
-        let said = match self.inner.links.keep_alive(self.lease).await {
+        let said = match self.inner.links.keep_alive(self.lease.id).await {
             Ok(1..) => Ok(()),
-            Ok(_) => self.appear().await,
+            Ok(_) => Self::appear(&self.inner).await.map(|lease| self.lease = lease),
             Err(status) => Err(self.inner.links.translate(&status)),
         };
         if let Err(error) = said {
@@ -362,15 +361,18 @@ impl Presence {
     }
 }
 
-impl Drop for Presence {
+/// A lease that this client asked for, and revokes when it is dropped.
+struct Lease {
+    inner: Arc<Inner>,
+    id: i64,
+}
+
+impl Drop for Lease {
     fn drop(&mut self) {
-        // Without a runtime its lease ends by itself.
+        // Without a runtime it ends by itself.
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
-        let (inner, id) = (Arc::clone(&self.inner), self.lease);
-        runtime.spawn(async move {
-            let path = "/etcdserverpb.Lease/LeaseRevoke";
-            let _ended = inner.links.try_ask::<_, Empty>(path, &LeaseRequest::of(id)).await;
-        });
+        let (inner, id) = (Arc::clone(&self.inner), self.id);
+        runtime.spawn(async move { leases::revoke(&inner.links, id).await });
     }
 }
 
