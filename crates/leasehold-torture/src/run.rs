@@ -53,6 +53,11 @@ const NOTICED_AFTER: u64 = ms(3_000);
 
 /// More that is left in a store says the same.
 const RESTS_MAX: usize = 20;
+
+/// What the store's own tools show has at least so long to end. ZooKeeper keeps the node of an
+/// observer that died for 20 s. A server that restarts counts that time again.
+const RESTS_END: Duration = Duration::from_secs(30);
+
 /// How long the store has to say what it has of each name.
 const LINES_MAX: Duration = Duration::from_secs(10);
 
@@ -400,7 +405,8 @@ impl Run {
     /// Nobody uses the store any more: everything in it ends by itself in time.
     async fn look_for_rests(&self) -> Result<(), Error> {
         let client = leasehold::connect(&self.store.url).await?;
-        let limit = self.limit(Duration::from_nanos(self.terms().forgotten_after) * 2);
+        let ends = Duration::from_nanos(self.terms().forgotten_after) * 2;
+        let limit = self.limit(ends);
         loop {
             let page = client.inspect(&Query::all()).await?;
             if page.lines.is_empty() {
@@ -417,7 +423,7 @@ impl Run {
             tokio::time::sleep(LOOK_EVERY).await;
         }
         client.close().await?;
-        self.look_at_the_store(limit).await;
+        self.look_at_the_store(self.limit(ends.max(RESTS_END))).await;
         Ok(())
     }
 

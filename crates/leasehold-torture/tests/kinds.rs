@@ -2,23 +2,17 @@
 //!
 //! The seeds are such that the plan of so few seconds has each kind.
 
-use std::process::Command;
+mod rounds;
 
-use serde_json::Value;
+use rounds::good_round;
 
 /// Runs a set-up under these kinds of faults alone, and sees that each was made.
 fn made(engine: &str, kinds: &[&str], seconds: u32, seed: u32) {
-    let output = Command::new(env!("CARGO_BIN_EXE_leasehold-torture"))
-        .args(["--engine", engine, "--json", "--faults", &kinds.join(",")])
-        .args(["--seconds", &seconds.to_string(), "--seed", &seed.to_string()])
-        .output()
-        .expect("the command starts");
-    let said = String::from_utf8_lossy(&output.stdout);
-    let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{said}\n{errors}");
-    let line: Value = serde_json::from_str(said.trim()).expect("a line of JSON");
+    let (list, seconds, seed) = (kinds.join(","), seconds.to_string(), seed.to_string());
+    let words = ["--engine", engine, "--faults", &list, "--seconds", &seconds, "--seed", &seed];
+    let line = good_round(&words);
     for kind in kinds {
-        assert!(line["faults"][kind].as_u64() > Some(0), "{kind}: {said}");
+        assert!(line["faults"][kind].as_u64() > Some(0), "{kind}: {line}");
     }
 }
 

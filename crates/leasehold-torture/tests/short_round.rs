@@ -1,9 +1,11 @@
 //! A few seconds of torture on every set-up, as part of all tests. A long run is `cargo xtask
 //! torture`.
 
-use std::process::Command;
+mod rounds;
 
 use serde_json::Value;
+
+use rounds::good_round;
 
 /// Long enough for some faults of several kinds.
 const SECONDS: &str = "10";
@@ -14,29 +16,12 @@ const SEED: &str = "7";
 /// A store that works makes many more; this only shows that something was done.
 const GRANTS_MIN: u64 = 10;
 
-/// What the checker says about a history.
-fn explained(engine: &str, folder: &str) -> String {
-    let output = Command::new(env!("CARGO_BIN_EXE_leasehold-torture"))
-        .args(["--engine", engine, "--check", folder])
-        .output()
-        .expect("the command starts");
-    String::from_utf8_lossy(&output.stdout).into_owned()
-}
-
 fn round(engine: &str) {
-    let output = Command::new(env!("CARGO_BIN_EXE_leasehold-torture"))
-        .args(["--engine", engine, "--seconds", SECONDS, "--seed", SEED, "--json"])
-        .output()
-        .expect("the command starts");
-    let said = String::from_utf8_lossy(&output.stdout);
-    let errors = String::from_utf8_lossy(&output.stderr);
-    let line: Value = serde_json::from_str(said.trim()).unwrap_or_default();
-    let found = line["history"].as_str().map(|folder| explained(engine, folder));
-    assert!(output.status.success(), "{said}\n{errors}\n{}", found.unwrap_or_default());
+    let line = good_round(&["--engine", engine, "--seconds", SECONDS, "--seed", SEED]);
     let faults: u64 =
         line["faults"].as_object().expect("counts").values().flat_map(Value::as_u64).sum();
-    assert!(faults > 3, "{said}");
-    assert!(line["grants"].as_u64() > Some(GRANTS_MIN), "{said}");
+    assert!(faults > 3, "{line}");
+    assert!(line["grants"].as_u64() > Some(GRANTS_MIN), "{line}");
 }
 
 #[test]

@@ -71,11 +71,12 @@ pub(super) fn excludes(one: Want, other: Want) -> bool {
     (alone(one) || alone(other)) && !is_unit(one) && !is_unit(other)
 }
 
-fn is_forgotten(history: &History, one: &Attempt, other: &Attempt) -> bool {
-    match (&one.grant, other.valid()) {
-        (Some(earlier), Some((later, _))) => {
-            history.may_have_forgotten(one.worker, earlier.since, later)
-        }
-        _ => false,
-    }
+/// Whether the store may have forgotten one of two leases before it granted the other. It may have
+/// granted the one that its client heard of later first.
+fn is_forgotten(history: &History, one: &Attempt, later: &Attempt) -> bool {
+    let Some((both, _)) = later.valid() else { return false };
+    [one, later].into_iter().any(|lease| {
+        let granted = lease.grant.filter(|grant| grant.since < both);
+        granted.is_some_and(|grant| history.may_have_forgotten(lease.worker, grant.since, both))
+    })
 }

@@ -52,6 +52,18 @@ fn overlap_after_the_store_forgot_is_excused_until_the_next_renewal() {
     assert_eq!(sample.checks(), ["exclusion", "ownership"]);
 }
 
+/// The answer to its claim was held up, and its session was ended meanwhile.
+#[test]
+fn lease_that_its_client_hears_of_late_may_be_forgotten_by_then() {
+    for (target, checks) in [(1, &[][..]), (2, &["exclusion"])] {
+        let mut sample = Sample::default();
+        sample.fault(target, true, 100, 200).tenure(2, 2, 290, 400);
+        let granted = What::Granted { fence: 1, until: ms(2_010) };
+        sample.asks(1, 9).add(300, granted).released(350);
+        assert_eq!(sample.checks(), checks, "{target}");
+    }
+}
+
 #[test]
 fn reader_beside_a_writer_is_found_and_beside_a_reader_is_not() {
     let mut sample = Sample::default();

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use leasehold::engine::Query;
 use leasehold::{Client, Error, LeaseState, LostCause, Released, UnlessHeld};
 use leasehold_testkit::{AfterLoss, Direction, Proxy, Renewals, Server};
 
@@ -252,4 +253,22 @@ async fn f117_order_is_kept_over_reset_connections() {
         soon("an answer", lease.release()).await.expect("one");
     }
     nothing_is_left(&server, &[far, near]).await;
+}
+
+/// A watcher says in the store that it watches, by a key on a lease of its own.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn watch_begins_although_the_answer_about_its_own_lease_is_lost() {
+    let server = server().await;
+    let proxy = Proxy::start(server.address()).await.expect("a proxy");
+    // It asks the first member by way of the proxy, and then the second one.
+    let url = format!("etcd://{},{}", proxy.address(), server.address());
+    let client = client(&url).await;
+    proxy.block(Direction::ToClient);
+    let watcher = client.clone();
+    let watch = tokio::spawn(async move { watcher.watch(&Query::all()).await.map(drop) });
+    until("a lease", async || !lease_ids(&server).is_empty()).await;
+    proxy.reset_all();
+    soon("an answer", watch).await.expect("it ends").expect("a watch");
+    until_unwatched(&server).await;
+    nothing_is_left(&server, &[client]).await;
 }

@@ -25,14 +25,15 @@ use super::leases;
 use super::lineup::holds;
 use super::link::Watch;
 use super::survey::{scan, span_of};
-use super::wire::{GrantRequest, KeyEvent, KeyValue, LeaseRequest, LeaseResponse};
-use super::wire::{RangeRequest, RangeResponse, Span, TimeToLive, TxnRequest, WatchCreate};
-use super::wire::{WatchResponse, put};
+use super::wire::{
+    KeyEvent, KeyValue, LeaseRequest, RangeRequest, RangeResponse, Span, TimeToLive,
+};
+use super::wire::{TxnRequest, WatchCreate, WatchResponse, put};
 
 /// Where words of farewell are left.
 pub(super) const FAREWELL: &str = "farewell";
 /// How long a watcher that died is believed in.
-const PRESENCE_SECONDS: i64 = 30;
+const PRESENCE: Duration = Duration::from_secs(30);
 /// How often a watcher says that it is there.
 const PRESENT_EVERY: Duration = Duration::from_secs(10);
 /// The pause before a broken watch is opened again.
@@ -333,11 +334,10 @@ impl Presence {
 
     async fn appear(inner: &Arc<Inner>) -> Result<Lease> {
         let links = &inner.links;
-        let id = rand::random_range(1..i64::MAX);
+        let id = leases::fresh_id();
         // Noted before it is asked for: the answer may be lost.
         let lease = Lease { inner: Arc::clone(inner), id };
-        let request = GrantRequest { ttl: PRESENCE_SECONDS, id };
-        let _granted: LeaseResponse = links.ask("/etcdserverpb.Lease/LeaseGrant", &request).await?;
+        leases::grant_once(links, id, PRESENCE).await?;
         let key = inner.layout.own(&format!("watcher:{id:x}"));
         let request = TxnRequest { success: vec![put(&key, b"", id)], ..TxnRequest::default() };
         links.txn(&request).await.map_err(|status| links.translate(&status))?;
