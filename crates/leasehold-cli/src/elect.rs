@@ -215,7 +215,7 @@ async fn watch(name: &Name, open: impl AsyncFnOnce() -> Result<Store, Failure>) 
             }
             // The next item comes when the store answers again.
             Some(Err(error)) if error.is_transient() => {
-                store.voice.warn(&error.to_string());
+                store.voice.warn(&error.with_sources());
                 Ok(())
             }
             Some(Err(error)) => break Err(error.into()),

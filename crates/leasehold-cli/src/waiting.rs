@@ -58,7 +58,7 @@ impl Waiting {
 
     /// The store answered that it cannot serve now, and is asked again.
     pub(crate) fn failed(&self, error: &Error) {
-        self.trouble.replace(Some(error.to_string()));
+        self.trouble.replace(Some(error.with_sources()));
     }
 
     /// Says what is waited for until it is dropped.

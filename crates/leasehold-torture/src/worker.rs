@@ -234,6 +234,8 @@ pub fn failed(recorder: &Recorder, attempt: u64, call: &str, error: &Error) {
         Error::Config(_) => "Config",
         Error::Unreachable { .. } => "Unreachable",
         Error::NoMajority { .. } => "NoMajority",
+        Error::TaskEnded { .. } => "TaskEnded",
+        Error::Unsupported { .. } => "Unsupported",
         Error::Store { transient: true, .. } => "Store (transient)",
         Error::Store { .. } => "Store",
         Error::Replaced { .. } => "Replaced",
@@ -249,7 +251,7 @@ pub fn failed(recorder: &Recorder, attempt: u64, call: &str, error: &Error) {
         Error::Closed => "Closed",
         _ => "unknown",
     };
-    let (call, kind, text) = (call.to_owned(), kind.to_owned(), error.to_string());
+    let (call, kind, text) = (call.to_owned(), kind.to_owned(), error.with_sources());
     recorder.record(attempt, What::Failed { call, kind, text });
 }
 

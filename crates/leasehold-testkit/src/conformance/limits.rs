@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold::claim::{Holder, Note, Ttl};
-use leasehold::error::{Config, Invalid};
+use leasehold::error::Invalid;
 use leasehold::layer::chaos::{Chaos, Verb};
 use leasehold::{Client, Error, Lease, Mode, Name, Released, Result, UnlessHeld};
 
@@ -70,7 +70,7 @@ async fn modes_that_the_store_lacks_are_refused_unsent(lab: Arc<dyn Harness>) ->
                 assert!(has, "{mode:?}");
                 assert_eq!(lease.release().await?, Released::Released);
             }
-            Err(Error::Config(Config::Unsupported { engine, .. })) => {
+            Err(Error::Unsupported { engine, .. }) => {
                 assert!(!has && chaos.calls(Verb::Claim) == before, "{mode:?}");
                 assert_eq!(engine, client.info().engine);
             }

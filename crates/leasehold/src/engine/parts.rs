@@ -15,7 +15,7 @@ use crate::engine::{
     Bump, Bumped, Counts, Event, Eviction, Finding, HolderMessage, Info, Notice, Query, Resize,
     Resized, ServerAlert, Totals, Wait,
 };
-use crate::error::{Config, Error, Result};
+use crate::error::{Error, Result};
 use crate::rule::claim::{
     Amended, Claim, ClaimKey, ClaimRef, Holder, HolderId, Mode, Note, Released, Standing,
 };
@@ -71,7 +71,7 @@ pub fn need<'a, P: Part + ?Sized>(part: &'a Option<Arc<P>>, info: &Info) -> Resu
 
 /// The error for an engine without a part.
 pub(crate) fn unsupported(info: &Info, what: &'static str, advice: &'static str) -> Error {
-    Error::Config(Config::Unsupported { engine: info.engine, what, advice })
+    Error::Unsupported { engine: info.engine, what, advice }
 }
 
 /// Grants free names on the caller's thread, for stores in this process.

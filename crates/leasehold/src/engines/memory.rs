@@ -24,7 +24,7 @@ use crate::engine::{
     Page, Parts, Query, ReleaseNow, Resize, Resized, Select, Totals, Unattended, Wait, WaitNotices,
     Wake, Watch,
 };
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, UnreachableReason};
 use crate::rule::claim::{
     Amended, Amendment, Claim, ClaimKey, ClaimRef, Holder, HolderId, Mode, Note, Released, Renewal,
     Standing, Token,
@@ -443,8 +443,8 @@ impl Store {
         let mut state = lock(&self.faults.state);
         let failing = renewals.iter().any(|renewal| state.failing.remove(&renewal.key.name));
         if failing {
-            let cause = "the test said that this renewal fails".to_owned();
-            return Err(Error::Unreachable { store: self.info.store.clone(), cause });
+            let cause = "the test said that this renewal fails";
+            return Err(Error::unreachable(&self.info.store, UnreachableReason::Other, cause));
         }
         Ok(())
     }

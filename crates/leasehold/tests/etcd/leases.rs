@@ -247,12 +247,10 @@ async fn compaction_disturbs_neither_waiters_nor_watchers() {
 
 #[tokio::test]
 async fn a_change_of_mode_or_limit_is_refused_by_name_and_loses_nothing_else() {
-    use leasehold::error::Config;
     let server = server().await;
     let client = client(server.url()).await;
-    let unsupported = |error: &leasehold::Error| {
-        matches!(error, leasehold::Error::Config(Config::Unsupported { .. }))
-    };
+    let unsupported =
+        |error: &leasehold::Error| matches!(error, leasehold::Error::Unsupported { .. });
     let writer = client.rwlock("report").ttl(LONG).write().await.expect("granted");
     let downgraded = writer.downgrade().await;
     assert!(downgraded.as_ref().is_err_and(unsupported), "{downgraded:?}");

@@ -7,7 +7,7 @@ use std::time::Duration;
 use futures_util::future::FutureExt;
 use leasehold::claim::{Holder, HolderId};
 use leasehold::engine::Engine;
-use leasehold::error::{Config, Invalid, Kind};
+use leasehold::error::{Config, Invalid, Kind, UnreachableReason};
 use leasehold::layer::chaos::{Trouble, Verb};
 use leasehold::layer::retry::RetryPolicy;
 use leasehold::observe::{Measure, Observer};
@@ -205,7 +205,7 @@ fn a_silent_store_is_tried_twice_and_then_for_as_long_as_the_policy_says() {
                     return Ok(());
                 }
                 tokio::time::sleep(SILENCE).await;
-                Err(Error::Unreachable { store: "a test".into(), cause: "no answer".into() })
+                Err(Error::unreachable("a test", UnreachableReason::NoAnswer, "no answer"))
             }
             .boxed()
         });
@@ -248,7 +248,9 @@ fn errors_say_whether_trying_again_may_help() {
     let holder = Holder::known(HolderId(1), "somebody").expect("a good label");
     let text = || "x".to_owned();
     let table = [
-        (Error::Unreachable { store: text(), cause: text() }, true),
+        (Error::unreachable("x", UnreachableReason::Other, "x"), true),
+        (Error::TaskEnded { store: text() }, true),
+        (Error::Unsupported { engine: "x", what: "do it", advice: "use another" }, false),
         (Error::Store { store: text(), cause: text(), transient: true }, true),
         (Error::TooSlow { name: name(), took: LONG }, true),
         (Error::Store { store: text(), cause: text(), transient: false }, false),

@@ -106,7 +106,7 @@ async fn tls_is_used_with_the_servers_name_checked() {
     lease.release().await.expect("an answer");
     drop(soon("a grant", next).await.expect("the task ends").expect("a lease"));
     let error = connect(url(&made.other_ca())).await.expect_err("another authority");
-    assert!(error.to_string().contains("certificate"), "{error}");
+    assert!(error.with_sources().contains("certificate"), "{error}");
 }
 
 #[tokio::test]

@@ -3,7 +3,6 @@
 
 use leasehold::advisory::Keys;
 use leasehold::engine::Level;
-use leasehold::error::Config;
 use leasehold::{Client, Error, LeaseState, Name, Released, connect};
 use leasehold_testkit::{Pgbouncer, Postgres, Server};
 
@@ -23,7 +22,7 @@ async fn f73_a_pooling_proxy_is_refused_with_the_reason_and_the_alternative() {
         let pooler = pooler.clone().ignore(ignored).start().await.expect("a pooler");
         let url = pooler.url().replace("postgres://", "postgres+advisory://");
         let error = connect(&url).await.expect_err("refused");
-        assert!(matches!(error, Error::Config(Config::Unsupported { .. })), "{error:?}");
+        assert!(matches!(error, Error::Unsupported { .. }), "{error:?}");
         let text = error.to_string();
         assert!(text.contains("PgBouncer") && text.contains("`postgres://`"), "{text}");
     }
@@ -137,7 +136,7 @@ async fn f73_giving_back_what_another_server_process_does_not_know_ends_the_sess
     pool.replace(&[(HEARTBEAT, ""), (GIVING_BACK, "(bigint)")]).await;
     assert!(lease.is_held() && other.is_held(), "nobody can know yet");
     let error = soon("an answer", lease.release()).await.expect_err("it is not ours");
-    assert!(matches!(error, Error::Config(Config::Unsupported { .. })), "{error:?}");
+    assert!(matches!(error, Error::Unsupported { .. }), "{error:?}");
     assert_eq!(pool.asked(&names.1).await, "1", "it was answered, by the wrong process");
     assert_eq!(pool.asked(&names.0).await, "1", "which was asked who it is");
     // Long before a renewal is due.

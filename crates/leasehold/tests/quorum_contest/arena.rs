@@ -9,8 +9,8 @@ use std::collections::{BinaryHeap, HashMap};
 use std::time::Duration;
 
 use leasehold::clock::Moment;
+use leasehold::error::NodeReason;
 use leasehold::quorum::ballot::{Answer, Ballot, Order, Step, Terms};
-use leasehold::quorum::cause::Cause;
 use leasehold::quorum::clocks::NodeClocks;
 use leasehold::quorum::node_line::{NodeLine, Position, Seed, Waiting};
 
@@ -266,7 +266,7 @@ impl Arena {
                 if let Some(ballot) = &mut client.ballot
                     && client.sent[node] == number
                 {
-                    ballot.answered(node, Answer::Failed(Cause::Silent), now, NODE_TIMEOUT);
+                    ballot.answered(node, Answer::Failed(NodeReason::Silent), now, NODE_TIMEOUT);
                     self.drive(owner);
                 }
             }

@@ -5,8 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use leasehold::engine::{Finding, Level};
-use leasehold::error::{Config, Invalid};
-use leasehold::quorum::cause::Cause;
+use leasehold::error::{Invalid, NodeFailure, NodeReason};
 use leasehold::{Client, Error, Lease, LeaseState, LostCause, Released, UnlessHeld};
 use leasehold_testkit::servers::{self, Group};
 use leasehold_testkit::{Peer, PeerKind, Server};
@@ -165,14 +164,17 @@ async fn f56_majority_that_is_down_grants_nothing_and_each_node_is_named() {
     for server in group.servers() {
         assert!(text.contains(&server.address().to_string()), "{text}");
     }
-    let Error::NoMajority { causes, .. } = &error else { panic!("{error:?}") };
+    let Error::NoMajority { nodes, .. } = &error else { panic!("{error:?}") };
     let cause = |server: &Server| {
         let address = server.address().to_string();
-        causes.iter().find(|(node, _)| *node == address).map(|(_, cause)| cause.clone())
+        nodes.iter().find(|failed| failed.node == address).map(|failed| failed.reason.clone())
     };
-    assert!(matches!(cause(&group.servers()[0]), Some(Cause::Unreachable { .. })), "{error:?}");
-    assert_eq!(cause(&group.servers()[1]), Some(Cause::Silent), "{error:?}");
-    assert_eq!(cause(&group.servers()[2]), Some(Cause::Granted), "{error:?}");
+    assert!(
+        matches!(cause(&group.servers()[0]), Some(NodeReason::Unreachable { .. })),
+        "{error:?}"
+    );
+    assert_eq!(cause(&group.servers()[1]), Some(NodeReason::Silent), "{error:?}");
+    assert_eq!(cause(&group.servers()[2]), Some(NodeReason::Granted), "{error:?}");
     assert_eq!(soon("the loss", lease.lost()).await, LostCause::Unreachable);
     group.servers()[1].continue_process().expect("it goes on");
 }
@@ -188,10 +190,11 @@ async fn f56_node_that_nobody_waits_for_is_not_called_silent() {
     }
     let refused = soon("an answer", two.mutex("other").ttl(TTL).try_lock()).await.unless_held();
     let error = refused.expect_err("no majority");
-    let Error::NoMajority { causes, .. } = &error else { panic!("{error:?}") };
+    let Error::NoMajority { nodes, .. } = &error else { panic!("{error:?}") };
     let stopped = group.servers()[2].address().to_string();
-    let not_awaited = (stopped.clone(), Cause::NotAwaited);
-    assert!(causes.contains(&not_awaited), "{error:?}");
+    let not_awaited =
+        |failed: &NodeFailure| failed.node == stopped && failed.reason == NodeReason::NotAwaited;
+    assert!(nodes.iter().any(not_awaited), "{error:?}");
     assert!(error.to_string().contains(&format!("{stopped}: not awaited")), "{error}");
     group.servers()[2].continue_process().expect("it goes on");
 }
@@ -233,8 +236,8 @@ async fn f58_two_of_three_that_restart_empty_grant_nothing_before_the_longest_tt
     until("two on probation", async || {
         let refused =
             two.mutex("report").ttl(ttl).try_lock().await.unless_held().expect_err("no majority");
-        let Error::NoMajority { causes, .. } = &refused else { panic!("{refused:?}") };
-        causes.iter().filter(|(_, cause)| *cause == Cause::Probation).count() == 2
+        let Error::NoMajority { nodes, .. } = &refused else { panic!("{refused:?}") };
+        nodes.iter().filter(|failed| failed.reason == NodeReason::Probation).count() == 2
     })
     .await;
     let lease = soon("a grant after the longest ttl", async {
@@ -498,7 +501,7 @@ async fn quorum_refuses_by_name_the_calls_it_cannot_do_and_still_shows_leaders()
     use futures_util::StreamExt as _;
     let group = memory_only(3).await;
     let (one, two) = (client_of(&group).await, client_of(&group).await);
-    let unsupported = |error: &Error| matches!(error, Error::Config(Config::Unsupported { .. }));
+    let unsupported = |error: &Error| matches!(error, Error::Unsupported { .. });
     let ran = one.once("job", TTL).run(async |_| Ok::<(), String>(())).await;
     assert!(ran.as_ref().is_err_and(unsupported), "{ran:?}");
     let read = one.rwlock("catalogue").read().await;

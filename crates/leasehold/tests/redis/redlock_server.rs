@@ -4,7 +4,7 @@ use std::fs;
 use std::time::Duration;
 
 use leasehold::engine::Level;
-use leasehold::quorum::cause::Cause;
+use leasehold::error::{NodeFailure, NodeReason};
 use leasehold::{Error, LeaseState, LostCause, Released, UnlessHeld};
 use leasehold_testkit::Server;
 
@@ -80,17 +80,18 @@ async fn f64_majority_that_stops_writing_refuses_and_the_lease_is_lost_in_time()
     }
     let error =
         two.mutex("other").ttl(ttl).try_lock().await.unless_held().expect_err("no majority");
-    let Error::NoMajority { causes, .. } = &error else { panic!("{error:?}") };
+    let Error::NoMajority { nodes, .. } = &error else { panic!("{error:?}") };
     assert!(error.is_transient() && error.to_string().contains("MISCONF"), "{error}");
-    let refused = |(_, cause): &&(String, Cause)| matches!(cause, Cause::Unreachable { .. });
-    assert_eq!(causes.iter().filter(refused).count(), 2, "{error}");
+    let refused = |failed: &&NodeFailure| matches!(failed.reason, NodeReason::Unreachable { .. });
+    assert_eq!(nodes.iter().filter(refused).count(), 2, "{error}");
     // The third may answer first, or the client may not wait for it after two refusals. The error
     // never calls it silent.
     let third = group.servers()[2].address().to_string();
-    let well = |(node, cause): &(String, Cause)| {
-        *node == third && matches!(cause, Cause::Granted | Cause::NotAwaited)
+    let well = |failed: &NodeFailure| {
+        failed.node == third
+            && matches!(failed.reason, NodeReason::Granted | NodeReason::NotAwaited)
     };
-    assert!(causes.iter().any(well), "{error}");
+    assert!(nodes.iter().any(well), "{error}");
     until("an uncertain lease", async || lease.state() != LeaseState::Held).await;
     let cause = soon("the loss", lease.lost()).await;
     assert!(matches!(cause, LostCause::Expired | LostCause::Unreachable), "{cause:?}");
@@ -180,12 +181,13 @@ async fn f54_node_that_is_a_replica_holds_up_nobody_and_two_refuse() {
     make_replica(&replicas[1]);
     let error =
         two.mutex("other").ttl(TTL).try_lock().await.unless_held().expect_err("no majority");
-    let Error::NoMajority { causes, .. } = &error else { panic!("{error:?}") };
+    let Error::NoMajority { nodes, .. } = &error else { panic!("{error:?}") };
     assert!(error.is_transient() && error.to_string().contains("READONLY"), "{error}");
     for server in replicas {
         let address = server.address().to_string();
-        let cause = causes.iter().find(|(node, _)| *node == address).map(|(_, cause)| cause);
-        assert!(matches!(cause, Some(Cause::Unreachable { .. })), "{error:?}");
+        let failed = nodes.iter().find(|failed| failed.node == address);
+        let reason = failed.map(|failed| &failed.reason);
+        assert!(matches!(reason, Some(NodeReason::Unreachable { .. })), "{error:?}");
         told(server, &["REPLICAOF", "NO", "ONE"]);
     }
     assert!(

@@ -220,7 +220,7 @@ async fn server_before_version_7_is_refused_for_good_and_so_is_such_a_node() {
         let quorum = leasehold::connect(format!("redlock://{}", hosts.join(","))).await;
         let errors = [refused(&format!("redis://{}", hosts[0])).await, quorum.expect_err(version)];
         for error in errors {
-            assert!(matches!(error, Error::Config(Config::Unsupported { .. })), "{error:?}");
+            assert!(matches!(error, Error::Unsupported { .. }), "{error:?}");
             assert!(!error.is_transient() && error.to_string().contains("7.0"), "{error}");
         }
     }

@@ -10,13 +10,12 @@ use futures_util::stream::FuturesUnordered;
 use tokio::time::timeout;
 
 use super::attempt::cause;
-use super::cause::Cause;
 use super::engine::Inner;
 use super::{NodeClaim, NodeView, Passport};
 use crate::clock::remote::STILL_MIN;
 use crate::engine::server_alert::{AlertKind, ServerAlert};
 use crate::engine::{BrokenLine, ClaimView, Finding, Level, LineView, Page, Query, Select, Totals};
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Kind, NodeReason, Result};
 use crate::rule::claim::{Holder, HolderId, Mode, Note, Token};
 use crate::rule::name::Name;
 
@@ -69,7 +68,7 @@ impl Inner {
         };
         let mut asking: FuturesUnordered<_> = (0..self.nodes.len()).map(ask).collect();
         let mut views = Views::new();
-        let mut causes = vec![Cause::Granted; self.nodes.len()];
+        let mut causes = vec![NodeReason::Granted; self.nodes.len()];
         let mut answered = 0;
         loop {
             let next = match answered < self.majority() {

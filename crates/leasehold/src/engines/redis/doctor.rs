@@ -74,11 +74,11 @@ async fn about(server: &mut MultiplexedConnection, links: &Links) -> Result<Abou
 /// Refuses a server that cannot keep the promises.
 pub(super) fn accept(about: &About, allow_eviction: bool) -> Result<()> {
     if about.major() < MAJOR_MIN {
-        return Err(Error::Config(Config::Unsupported {
+        return Err(Error::Unsupported {
             engine: "redis",
             what: "work on a server before version 7.0",
             advice: "update the server",
-        }));
+        });
     }
     if about.evicts_locks() && !allow_eviction {
         return Err(Error::Config(Config::Option {

@@ -200,7 +200,7 @@ impl Inner {
     }
 
     /// The error for what the server said about a lock.
-    fn said(&self, error: &tokio_postgres::Error) -> Error {
+    fn said(&self, error: tokio_postgres::Error) -> Error {
         schema::explained(&self.settings, error)
     }
 }

@@ -112,7 +112,7 @@ pub(super) async fn find(
 ) -> Result<Option<u128>> {
     let rows = match link.try_query(settings, &statements.identity, &[]).await? {
         Err(error) if failure::is_uninstalled(&error) => return Ok(None),
-        answer => answer.map_err(|error| explained(settings, &error))?,
+        answer => answer.map_err(|error| explained(settings, error))?,
     };
     let row = one(&settings.store, rows)?;
     check(settings, row.get(0))?;
@@ -161,15 +161,15 @@ pub(super) async fn install(
     link.set_aside();
     Err(match failure::is_forbidden(&error) {
         true => forbidden(settings, &creation(settings)),
-        false => failure::error(&settings.store, &error),
+        false => failure::error(&settings.store, error),
     })
 }
 
 /// An error for the caller; where a right is missing, with the statements that give it.
-pub(super) fn explained(settings: &Settings, error: &tokio_postgres::Error) -> Error {
+pub(super) fn explained(settings: &Settings, error: tokio_postgres::Error) -> Error {
     // A table that is not logged is not there while the server follows another.
-    let follows = failure::code(error) == Some("0A000") && error.to_string().contains("recovery");
-    match failure::is_forbidden(error) {
+    let follows = failure::code(&error) == Some("0A000") && error.to_string().contains("recovery");
+    match failure::is_forbidden(&error) {
         true => forbidden(settings, &grants(settings)),
         false if follows => Error::Store {
             store: settings.store.clone(),

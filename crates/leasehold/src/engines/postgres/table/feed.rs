@@ -14,7 +14,7 @@ use tokio_postgres::types::Type;
 use tokio_postgres::{AsyncMessage, Client};
 
 use crate::engine::{Event, EventKind, Query};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, UnreachableReason};
 use crate::rule::claim::{Holder, HolderId};
 use crate::rule::name::Name;
 
@@ -171,16 +171,15 @@ async fn drive<T>(
     loop {
         tokio::select! {
             done = &mut work => {
-                return done.map_err(|error| failure::error(&settings.store, &error));
+                return done.map_err(|error| failure::error(&settings.store, error));
             }
             message = messages.next() => match message {
                 Some(Ok(AsyncMessage::Notification(told))) => tell(told.payload()),
                 Some(Ok(_)) => {}
-                Some(Err(error)) => return Err(failure::error(&settings.store, &error)),
+                Some(Err(error)) => return Err(failure::error(&settings.store, error)),
                 None => {
-                    let cause = "the connection was closed".to_owned();
-                    let store = settings.store.clone();
-                    return Err(Error::Unreachable { store, cause });
+                    let (store, cause) = (&settings.store, "the connection was closed");
+                    return Err(Error::unreachable(store, UnreachableReason::Broken, cause));
                 }
             },
         }

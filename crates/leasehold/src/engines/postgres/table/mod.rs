@@ -241,7 +241,7 @@ impl Inner {
                     tracing::debug!(%name, "the line is locked for long; the claim asks again");
                 }
                 rows => {
-                    break (sent, rows.map_err(|error| failure::error(store, &error))?);
+                    break (sent, rows.map_err(|error| failure::error(store, error))?);
                 }
             }
         };

@@ -188,7 +188,7 @@ pub(super) async fn find(
     let received = SystemClock.now();
     let rows = rows.map_err(|error| match failure::is_forbidden(&error) {
         true => forbidden(settings, &grants(settings)),
-        false => failure::error(&settings.store, &error),
+        false => failure::error(&settings.store, error),
     })?;
     let row = one(&settings.store, rows)?;
     check(settings, row.get(0), row.get(2))?;
@@ -226,7 +226,7 @@ pub(super) async fn install(
     link.set_aside();
     Err(match failure::is_forbidden(&error) {
         true => forbidden(settings, &creation(settings)),
-        false => failure::error(&settings.store, &error),
+        false => failure::error(&settings.store, error),
     })
 }
 
