@@ -545,7 +545,23 @@ impl Client {
         let order = Eviction { name, fences, unreadable, by, reason };
         let keeper = self.keeper()?;
         let admin = keeper.need(&keeper.parts.admin)?;
-        let evicted = keeper.retry.again(|| admin.evict(&order)).await?;
+        let page = self.inspect(&Query::name(order.name.clone())).await?;
+        let mut tries = 0;
+        let evict = || {
+            tries += 1;
+            admin.evict(&order)
+        };
+        let mut evicted = keeper.retry.again(evict).await?;
+        if tries > 1 {
+            // A try whose answer was lost may have taken the name, and the next one found nobody.
+            let held = page.lines.into_iter().flat_map(|line| line.held);
+            let gone = held.filter(|claim| order.fences.contains(&claim.fence));
+            for holder in gone.map(|claim| claim.holder) {
+                if !evicted.contains(&holder) {
+                    evicted.push(holder);
+                }
+            }
+        }
         // Also where nobody was found: an earlier try, whose answer was lost, may have taken it.
         keeper.send(&HolderMessage::of_eviction(&order)).await;
         Ok(evicted)

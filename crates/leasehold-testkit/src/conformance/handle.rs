@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use leasehold::claim::{Amended, Mode, Note, Standing};
+use leasehold::claim::{Amended, Claim, Mode, Note, Renewal, Standing};
+use leasehold::engine::{Engine, Query};
 use leasehold::error::Config;
 use leasehold::memory::Memory;
 use leasehold::{Client, Error, Handle, Lease, LeaseState, Released, UnlessHeld};
@@ -11,7 +12,7 @@ use leasehold::{Client, Error, Handle, Lease, LeaseState, Released, UnlessHeld};
 use super::Can;
 use super::harness::Harness;
 use super::support::{Failure, Outcome, Waiter, claim, line, renewal, soon, until, until_free};
-use crate::PartVerbs;
+use crate::{Direction, PartVerbs};
 
 super::cases! {
     handle_is_taken_up_by_another_client: detach,
@@ -22,6 +23,8 @@ super::cases! {
     renewal_by_handle_never_shortens_a_lease: detach & ttl_per_claim,
     renewal_by_an_old_handle_keeps_what_its_lease_was_extended_to: detach & ttl_per_claim,
     renewal_by_an_old_handle_keeps_what_a_reader_was_extended_to: detach & ttl_per_claim & shared,
+    first_client_keeps_what_another_one_prolonged: detach & ttl_per_claim,
+    late_renewal_keeps_what_a_later_one_prolonged: detach & ttl_per_claim => proxied,
     detached_lease_lives_until_its_ttl: detach & ttl_per_claim,
     lease_released_by_its_handle_is_lost_to_its_owner: detach,
     lease_detached_after_a_wait_has_its_whole_ttl: detach & ttl_per_claim,
@@ -34,6 +37,9 @@ super::cases! {
 
 /// A ttl that is far shorter than that of the lease.
 const BRIEF: Duration = Duration::from_secs(1);
+
+/// How much less a store may show than is left: etcd counts whole seconds.
+const SHOWN_WITHIN: Duration = Duration::from_millis(1_500);
 
 /// How far the ends of a claim at the nodes of a quorum may be apart.
 const NODES_APART: Duration = Duration::from_millis(100);
@@ -178,6 +184,96 @@ async fn keeps_what_it_was_extended_to(
     kept("adopt_at_most").await?;
     assert_eq!(lease.state(), LeaseState::Held);
     Ok(())
+}
+
+/// A claim that two clients renew: the one that made it, and another one that has its token.
+struct Shared {
+    first: Arc<dyn Engine>,
+    other: Arc<dyn Engine>,
+    claim: Claim,
+    brief: Duration,
+    long: Duration,
+}
+
+impl Shared {
+    /// `far` is where the first client asks.
+    async fn new(
+        lab: &dyn Harness,
+        far: &dyn Harness,
+        name: &str,
+    ) -> std::result::Result<Self, Failure> {
+        let (first, other) = (far.engine().await?, lab.engine().await?);
+        let (brief, long) = (lab.steady(), lab.long().await?);
+        let claim = claim(name, Mode::Exclusive, brief)?;
+        let standing = first.claim(&claim).await?;
+        assert!(matches!(standing, Standing::Held { .. }), "{standing:?}");
+        Ok(Self { first, other, claim, brief, long })
+    }
+
+    fn renewal(&self, ttl: Duration) -> Renewal {
+        Renewal { ttl, ..renewal(&self.claim) }
+    }
+
+    /// The other client asks for a long time; returns until when it may count on the claim. Where a
+    /// claim lasts as long as a session of the first client, that is not all of it.
+    async fn prolong(&self) -> std::result::Result<Instant, Failure> {
+        let sent = Instant::now();
+        let renewed = renewed(&*self.other, self.renewal(self.long)).await?;
+        let Standing::Held { remaining, .. } = renewed else { panic!("{renewed:?}") };
+        let until = sent + remaining;
+        self.lasts(until).await?;
+        Ok(until)
+    }
+
+    async fn lasts(&self, until: Instant) -> Outcome {
+        let lines = self.other.inspect(&Query::name(self.claim.key.name.clone())).await?.lines;
+        let held = lines.first().and_then(|line| line.held.first());
+        let end = held.map(|claim| Instant::now() + claim.remaining + SHOWN_WITHIN);
+        assert!(end >= Some(until), "{:?} too early", end.map(|end| until - end));
+        Ok(())
+    }
+
+    async fn end(self) -> Outcome {
+        self.other.release(std::slice::from_ref(&self.claim.key)).await?;
+        Ok(())
+    }
+}
+
+/// Renews until the store answers.
+async fn renewed(engine: &dyn Engine, renewal: Renewal) -> Result<Standing, Failure> {
+    loop {
+        match engine.renew(std::slice::from_ref(&renewal)).await.map(|mut all| all.remove(0)) {
+            Err(error) | Ok(Err(error)) if error.is_transient() => {}
+            answer => return Ok(answer??),
+        }
+    }
+}
+
+async fn first_client_keeps_what_another_one_prolonged(lab: Arc<dyn Harness>) -> Outcome {
+    let shared = Shared::new(&*lab, &*lab, "handle:prolonged").await?;
+    let until = shared.prolong().await?;
+    for ttl in [shared.brief, shared.brief * 2] {
+        let standing = soon("an answer", renewed(&*shared.first, shared.renewal(ttl))).await??;
+        assert!(matches!(standing, Standing::Held { .. }), "{standing:?}");
+        shared.lasts(until).await?;
+    }
+    shared.end().await
+}
+
+/// The first client's renewal is held back until the other client has prolonged the claim.
+async fn late_renewal_keeps_what_a_later_one_prolonged(lab: Arc<dyn Harness>) -> Outcome {
+    let network = lab.proxied().expect("the case applies").await?;
+    let shared = Shared::new(&*lab, &*network.lab, "handle:late").await?;
+    network.block(Direction::ToServer);
+    let (first, renewal) = (Arc::clone(&shared.first), shared.renewal(shared.brief * 2));
+    let late = tokio::spawn(async move { renewed(&*first, renewal).await });
+    network.until_request_held().await?;
+    let until = shared.prolong().await?;
+    network.pass().await?;
+    let standing = soon("an answer", late).await???;
+    assert!(matches!(standing, Standing::Held { .. }), "{standing:?}");
+    shared.lasts(until).await?;
+    shared.end().await
 }
 
 async fn detached_lease_lives_until_its_ttl(lab: Arc<dyn Harness>) -> Outcome {

@@ -34,6 +34,7 @@ super::cases! {
     waiters_that_read_late_that_they_stand_at_places_that_are_gone_are_not_granted_by_that:
         ttl_per_claim & detach & fifo => proxied,
     heartbeat_answered_late_says_nothing_of_the_next_place: detach & fifo => proxied,
+    // On Redlock no other client can take a waiting claim out of the line.
     heartbeat_whose_answer_is_held_back_keeps_no_later_place: waits_by_token & detach & fifo,
     // Without an order of arrival, as in Redlock, and where a place is a connection's, as with
     // advisory locks, a claim that comes back may be granted before others.

@@ -163,24 +163,3 @@ async fn late_renewal_does_not_shorten_what_a_later_one_asked_for() {
         soon("the close", engine.close()).await.expect("an answer");
     }
 }
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn first_client_does_not_shorten_what_another_one_prolonged() {
-    const SHORT: Duration = Duration::from_secs(20);
-    let server = server().await;
-    let one = Etcd::open(server.url()).await.expect("a connection");
-    let two = Etcd::open(server.url()).await.expect("a connection");
-    let asked = Claim { ttl: SHORT, ..claim("prolonged") };
-    assert!(matches!(one.claim(&asked).await, Ok(Standing::Held { .. })));
-    for (engine, ttl) in [(&two, LONG), (&one, SHORT), (&one, SHORT * 2)] {
-        let renewal = Renewal { key: asked.key.clone(), ttl, patience: SHORT };
-        let renewed = engine.renew(&[renewal]).await.expect("an answer");
-        assert!(matches!(renewed[..], [Ok(Standing::Held { .. })]), "{renewed:?}");
-        let lines = two.inspect(&Query::all()).await.expect("an answer").lines;
-        let left = lines[0].held[0].remaining;
-        assert!(left > LONG / 2, "{left:?} after {ttl:?}");
-    }
-    for engine in [one, two] {
-        soon("the close", engine.close()).await.expect("an answer");
-    }
-}

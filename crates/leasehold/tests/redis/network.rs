@@ -283,3 +283,19 @@ async fn f31_lease_is_lost_when_the_address_leads_to_another_server() {
     let next = client(empty.url()).await.mutex("report").lock().await.expect("free there");
     assert!(next.fence() > lease.fence());
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn force_release_whose_answer_is_lost_names_the_holder() {
+    let server = server().await;
+    let proxy = proxy(&server).await;
+    let (holder, admin) = (client(server.url()).await, client(url_of(&proxy)).await);
+    // The server knows the script from then on.
+    assert!(admin.force_release("report", "warm").await.expect("an answer").is_empty());
+    let lease = holder.mutex("report").ttl(LONG).lock().await.expect("free");
+    proxy.lose_reply_to("stuck", AfterLoss::Reset);
+    let from = soon("an answer", admin.force_release("report", "stuck")).await.expect("known");
+    assert_eq!(proxy.traffic().replies_lost, 1, "the answer got through");
+    assert_eq!(from, [holder.holder().clone()]);
+    assert!(admin.show("report").await.expect("an answer").is_none());
+    assert_ne!(lease.release().await.expect("an answer"), Released::Released);
+}

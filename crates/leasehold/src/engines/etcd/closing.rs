@@ -54,7 +54,9 @@ pub(super) async fn keep_closed(inner: &Inner, key: &ClaimKey, stay: Duration) -
         match close(inner, &found, lease, stay).await? {
             Closing::Done => {}
             // An earlier request did it, and its answer was lost.
-            Closing::DoneBefore => leases::revoke(&inner.links, lease).await,
+            Closing::DoneBefore => {
+                leases::revoke(&inner.links, lease).await;
+            }
             Closing::Changed => continue,
         }
         inner.book.closed(key, found.created, SystemClock.now());

@@ -36,8 +36,10 @@ pub(super) const FAREWELL: &str = "farewell";
 const PRESENCE: Duration = Duration::from_secs(30);
 /// How often a watcher says that it is there.
 const PRESENT_EVERY: Duration = Duration::from_secs(10);
-/// The pause before a broken watch is opened again.
+/// The pause before a broken watch is opened again, or a lease is revoked again.
 const PAUSE: Duration = Duration::from_millis(200);
+/// How often a watcher that is done tries to revoke its lease. The connection may just have broken.
+const REVOKE_TRIES: usize = 3;
 
 const DELETED: i32 = 1;
 
@@ -372,7 +374,14 @@ impl Drop for Lease {
         // Without a runtime it ends by itself.
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
         let (inner, id) = (Arc::clone(&self.inner), self.id);
-        runtime.spawn(async move { leases::revoke(&inner.links, id).await });
+        runtime.spawn(async move {
+            for _ in 0..REVOKE_TRIES {
+                if leases::revoke(&inner.links, id).await {
+                    return;
+                }
+                tokio::time::sleep(PAUSE).await;
+            }
+        });
     }
 }
 

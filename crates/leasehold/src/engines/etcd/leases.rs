@@ -123,11 +123,15 @@ pub(super) async fn grant_once(links: &Links, id: i64, span: Duration) -> Result
     }
 }
 
-/// Ends a lease. One that cannot be revoked ends by itself.
-pub(super) async fn revoke(links: &Links, id: i64) {
+/// Ends a lease, and returns whether it has ended. One that cannot be revoked ends by itself.
+pub(super) async fn revoke(links: &Links, id: i64) -> bool {
     let path = "/etcdserverpb.Lease/LeaseRevoke";
-    if let Err(status) = links.try_ask::<_, Empty>(path, &LeaseRequest::of(id)).await {
-        tracing::debug!(code = ?status.code(), "a lease was not revoked");
+    match links.try_ask::<_, Empty>(path, &LeaseRequest::of(id)).await {
+        Ok(_) => true,
+        Err(status) => {
+            tracing::debug!(code = ?status.code(), "a lease was not revoked");
+            failure::is_lease_gone(&status)
+        }
     }
 }
 
