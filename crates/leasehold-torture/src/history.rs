@@ -98,6 +98,9 @@ pub struct Terms {
     pub progress: Instant,
     /// How much later than asked a name opens that was to stay closed.
     pub opens_late: Instant,
+    /// Whether each of several servers decides by itself, so that one of them may still have what
+    /// the others gave back.
+    pub has_copies: bool,
 }
 
 impl Default for Terms {
@@ -110,6 +113,7 @@ impl Default for Terms {
             settles: 0,
             progress: ms(30_000),
             opens_late: 0,
+            has_copies: false,
         }
     }
 }

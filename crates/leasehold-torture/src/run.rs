@@ -408,19 +408,19 @@ impl Run {
         let ends = Duration::from_nanos(self.terms().forgotten_after) * 2;
         let limit = self.limit(ends);
         loop {
-            let page = client.inspect(&Query::all()).await?;
-            if page.lines.is_empty() {
-                break;
-            }
-            if limit.is_over() {
-                for line in page.lines {
-                    let (held, waiting) = (line.held.len(), line.waiting.len());
-                    let name = line.name.as_str().to_owned();
-                    self.recorder.record(0, What::Left { name, held, waiting });
+            match client.inspect(&Query::all()).await {
+                Ok(page) if page.lines.is_empty() => break,
+                Ok(page) if limit.is_over() => {
+                    for line in page.lines {
+                        let (held, waiting) = (line.held.len(), line.waiting.len());
+                        let name = line.name.as_str().to_owned();
+                        self.recorder.record(0, What::Left { name, held, waiting });
+                    }
+                    break;
                 }
-                break;
+                Err(error) if limit.is_over() || !error.is_transient() => return Err(error.into()),
+                Ok(_) | Err(_) => tokio::time::sleep(LOOK_EVERY).await,
             }
-            tokio::time::sleep(LOOK_EVERY).await;
         }
         client.close().await?;
         self.look_at_the_store(self.limit(ends.max(RESTS_END))).await;

@@ -237,7 +237,15 @@ pub const SETUPS: &[SetUp] = &[
         ..usual(
             "zookeeper3",
             Start::Zookeeper(3),
-            &[SERVER[0], SERVER[1], SERVER[2], SERVER[3], (LeaderKill, 2), (LeaderPause, 2)],
+            &[
+                SERVER[0],
+                SERVER[1],
+                SERVER[2],
+                SERVER[3],
+                (LeaderKill, 2),
+                (LeaderPause, 2),
+                (MemberReplaced, 2),
+            ],
         )
     },
 ];
@@ -275,6 +283,7 @@ impl SetUp {
             settles: if self.start == Start::Sentinel { DEMOTED } else { 0 },
             progress: ms(self.progress_ms),
             opens_late: ms(self.opens_late_ms),
+            has_copies: matches!(self.start, Start::Redlock(_)),
         }
     }
 

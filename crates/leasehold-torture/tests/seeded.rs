@@ -43,3 +43,22 @@ fn sweep_of_a_claim_that_is_asked_about_is_found_on_zookeeper() {
     let checks = ["exclusion", "release"];
     found_by(&checks, "zookeeper1", "sweep-while-asked", "worker-pause-long", 20);
 }
+
+/// etcd: a heartbeat judged a claim by a line that was read before the claim came back.
+#[test]
+fn line_from_before_the_claim_came_back_is_found_on_etcd() {
+    let checks = ["exclusion", "fences", "register"];
+    found_by(&checks, "etcd1", "line-from-before", "worker-pause-long", 20);
+}
+
+/// Redis Cluster: a server stopped a script in the middle, because the slot moved.
+#[test]
+fn script_that_a_moving_slot_stops_is_found_on_a_cluster_by_answers() {
+    found_by(&["answers"], "cluster", "script-while-slot-moves", "slot-move", 20);
+}
+
+/// Servers: a release whose answer was lost was answered as if the lease was lost before.
+#[test]
+fn release_whose_answer_is_lost_is_found_by_release() {
+    found_by(&["release"], "redis", "lost-release-answer", "link-lost-reply", 20);
+}

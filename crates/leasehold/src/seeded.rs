@@ -11,6 +11,12 @@ pub(crate) enum Seeded {
     BellWithoutPlace,
     /// A sweep takes a claim out while its waiter hears that it is in line.
     SweepWhileAsked,
+    /// A heartbeat judges a claim by a line that was read before the claim had its place.
+    LineFromBefore,
+    /// A server whose slot moves begins a script, and stops it in the middle.
+    ScriptWhileSlotMoves,
+    /// A release whose answer was lost is answered as if the lease was lost before.
+    LostReleaseAnswer,
 }
 
 /// Whether this process has the fault.
@@ -30,6 +36,9 @@ pub(crate) fn seeded(fault: Seeded) -> bool {
     let name = match fault {
         Seeded::BellWithoutPlace => "bell-without-place",
         Seeded::SweepWhileAsked => "sweep-while-asked",
+        Seeded::LineFromBefore => "line-from-before",
+        Seeded::ScriptWhileSlotMoves => "script-while-slot-moves",
+        Seeded::LostReleaseAnswer => "lost-release-answer",
     };
     NAME.as_deref() == Some(name)
 }

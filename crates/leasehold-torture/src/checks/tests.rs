@@ -158,6 +158,23 @@ fn stale_handle_that_works_is_found() {
 }
 
 #[test]
+fn server_that_missed_a_release_answers_the_second_one_only_after_a_fault() {
+    for (call, has_copies, from, checks) in [
+        ("release", true, 11, &[][..]),
+        ("release", true, 60, &["ownership"]),
+        ("release", false, 11, &["ownership"]),
+        ("adopt", true, 11, &["ownership"]),
+    ] {
+        let mut sample = Sample::default();
+        sample.terms.has_copies = has_copies;
+        sample.fault(1, false, from, from + 2);
+        let stale = What::Stale { call: call.to_owned(), worked: true };
+        sample.asks(1, 9).granted(10, 1).released(12).add(40, stale);
+        assert_eq!(sample.checks(), checks, "{call}, {has_copies}, {from}");
+    }
+}
+
+#[test]
 fn release_after_the_next_grant_is_found() {
     let mut sample = Sample::default();
     sample.asks(1, 9).granted(10, 1).held(20).released(5_000);

@@ -825,6 +825,15 @@ mod tests {
     }
 
     #[test]
+    fn lease_counts_from_when_its_renewal_was_sent() {
+        let held = Standing::Held { fence: 6, remaining: TTL };
+        let (claim_state, _) = ClaimState::held(key(), terms(), 6, (START, TTL));
+        claim_state.answered((after(500), after(1_500)), TTL, &held);
+        assert_eq!(claim_state.state(after(2_400)), LeaseState::Held);
+        assert_eq!(claim_state.state(after(2_600)), LeaseState::Lost);
+    }
+
+    #[test]
     fn answer_to_a_heartbeat_from_before_the_grant_does_not_change_the_lease() {
         let answers =
             [Standing::Out { ahead: 0, retry_in: Duration::ZERO, by: None }, queued(6), queued(9)];

@@ -70,6 +70,24 @@ async fn claim_whose_first_request_was_given_up_is_looked_for_after_its_release(
     assert_eq!(doubts(&store), [asked.key]);
 }
 
+/// A keeper stops giving a claim back when the ttl is over.
+#[tokio::test]
+async fn claim_with_a_request_given_up_is_looked_for_although_no_release_is_answered() {
+    let server = leasehold_testkit::Etcd::new().start().await.expect("a server");
+    let store = store(&server).await;
+    let asked = claim("unanswered");
+    {
+        let mut first = pin!(store.claim(&asked));
+        assert!(poll!(&mut first).is_pending());
+    }
+    let keys = [asked.key.clone()];
+    {
+        let mut release = pin!(store.release(&keys));
+        assert!(poll!(&mut release).is_pending());
+    }
+    assert_eq!(doubts(&store), keys);
+}
+
 #[tokio::test]
 async fn claims_on_several_names_with_a_request_given_up_are_looked_for_after_their_release() {
     let server = leasehold_testkit::Etcd::new().start().await.expect("a server");

@@ -272,6 +272,14 @@ impl Book {
         }
     }
 
+    /// A claim is about to be given back. If a request about it was given up, it is looked for
+    /// later, also if the store does not answer for as long as the claim is given back.
+    pub(super) fn gives_back(&self, key: &ClaimKey, now: Moment) {
+        if lock(&self.records).doubtful.contains(key) {
+            self.doubt(key.clone(), now);
+        }
+    }
+
     /// A claim was given back. `abandoned` is how many requests were given up so far. A request
     /// about it that was given up may be behind the one that took it out, so it is looked for
     /// later. Returns whether it was known.
@@ -375,6 +383,7 @@ impl Book {
     fn note(&self, doubt: Doubt) {
         let at = doubt.at;
         let mut doubts = lock(&self.doubts);
+        doubts.retain(|other| other.key != doubt.key);
         if doubts.len() >= DOUBTS_MAX {
             doubts.pop_front();
         }

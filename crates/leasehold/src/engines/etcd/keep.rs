@@ -13,6 +13,7 @@ use crate::engine::Wake;
 use crate::error::{Error, Result};
 use crate::rule::claim::{ClaimKey, Place, Renewal, Standing};
 use crate::rule::name::Name;
+use crate::seeded::{Seeded, seeded};
 
 use super::Inner;
 use super::ask::{RETRY_IN, ROUNDS_MAX, Rehung, written_again};
@@ -211,8 +212,11 @@ impl Heartbeat<'_> {
         inner.book.remove(&renewal.key, record.created);
         inner.queue.lost(name, token, record.created);
         let standing = match find(inner, &renewal.key).await? {
-            // The line was read before the claim came back, and does not know who came first.
-            Some(found) => self.judge(found, Source::Found { before: None }, None).await?,
+            Some(found) => {
+                // The line was read before the claim came back, and does not know who came first.
+                let line = line.filter(|_| seeded(Seeded::LineFromBefore));
+                self.judge(found, Source::Found { before: None }, line).await?
+            }
             None => None,
         };
         match standing {

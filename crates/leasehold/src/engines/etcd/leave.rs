@@ -56,6 +56,7 @@ pub(super) async fn release(inner: &Inner, keys: &[ClaimKey]) -> Result<Vec<Rele
     // Whatever becomes of the request: nobody waits for the claims any more.
     for key in keys {
         inner.queue.forget(&key.name, &key.token);
+        inner.book.gives_back(key, SystemClock.now());
     }
     let before = inner.links.abandoned();
     let mut released = take_out(inner, keys, kept).await?;

@@ -138,7 +138,7 @@ impl Queue {
             // Nobody comes before a claim that is in line. A key that was known to be gone stays
             // gone, whatever an older reading says.
             Wait::Standing { own: present, ahead: known, whole: is_whole }
-                if *present == own && revision >= own.created =>
+                if *present == own && revision >= own.created || seeded(Seeded::LineFromBefore) =>
             {
                 if *is_whole {
                     ahead.retain(|key, _| known.contains_key(key));

@@ -12,6 +12,7 @@ use crate::engine::Select;
 use crate::error::{Error, Invalid, Result};
 use crate::rule::claim::HolderId;
 use crate::rule::name::Name;
+use crate::seeded::{Seeded, seeded};
 
 /// What every key of ours but the lock keys begins with.
 const OURS: &str = "leasehold:";
@@ -68,7 +69,8 @@ impl<const COUNT: usize> Keys<COUNT> {
     /// <https://redis.io/docs/latest/operate/oss_and_stack/reference/cluster-spec/>.
     pub(super) fn absent(&self) -> Option<&str> {
         let named = self.ends.last().copied().unwrap_or(0);
-        Some(&self.text[named..]).filter(|key| !key.is_empty())
+        let is_named = |key: &&str| !key.is_empty() && !seeded(Seeded::ScriptWhileSlotMoves);
+        Some(&self.text[named..]).filter(is_named)
     }
 
     /// The key that other libraries see.
