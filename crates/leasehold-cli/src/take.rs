@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use futures_util::future::select_all;
 use leasehold::claim::Note;
 use leasehold::engine::ClaimView;
-use leasehold::{Client, Error, Lease, LostCause, Mode, Name, Request, Revocation};
+use leasehold::{Client, Error, Lease, LockOptions, LostCause, Mode, Name, Request, Revocation};
 use nix::sys::signal::Signal;
 
 use crate::args;
@@ -138,18 +138,20 @@ impl Plan {
     }
 
     fn request(&self, client: &Client, name: &Name) -> Request {
-        let mut request = client.claim(name).mode(self.mode).ttl(self.ttl).note(self.note());
-        request = request.lock_delay(self.lock_delay);
+        let mut options = LockOptions::new()
+            .ttl(self.ttl)
+            .note(self.note())
+            .lock_delay(self.lock_delay)
+            .holding(self.outer.names());
         if let Some(span) = self.hold_at_least {
-            request = request.hold_at_least(span);
+            options = options.hold_at_least(span);
         }
-        // Not `max_hold`: that gives the lock back while a command may still run under it.
+        // Not `hold_at_most`: that gives the lock back while a command may still run under it.
         // Instead `guard.rs` decides when the command has to end.
-        request = request.holding(self.outer.names());
         if self.outer.waits_for_itself(name, self.mode) {
-            request = request.one_at_a_time();
+            options = options.detect_self_deadlock();
         }
-        request
+        client.request(name).mode(self.mode).options(options)
     }
 }
 
@@ -201,7 +203,7 @@ async fn take_all(client: &Client, plan: &Plan, waiting: &Waiting) -> Result<Tak
             let Some(lease) = lease else {
                 // Released before the next request, so that other waiters need not wait for it.
                 drop(leases);
-                let line = client.show(name).await?;
+                let line = client.line(name).await?;
                 let by = line.map(|line| line.held).unwrap_or_default();
                 return Ok(Taken::Refused { name: name.clone(), by });
             };

@@ -386,7 +386,7 @@ impl Run {
     async fn write_lines(&self) {
         let read = async {
             let client = leasehold::connect(&self.store.url).await?;
-            client.inspect(&Query::all()).await
+            client.admin().inspect(&Query::all()).await
         };
         let Ok(Ok(page)) = tokio::time::timeout(LINES_MAX, read).await else { return };
         for line in page.lines {
@@ -402,7 +402,7 @@ impl Run {
         let client = leasehold::connect(&self.store.url).await?;
         let limit = self.limit(Duration::from_nanos(self.terms().forgotten_after) * 2);
         loop {
-            let page = client.inspect(&Query::all()).await?;
+            let page = client.admin().inspect(&Query::all()).await?;
             if page.lines.is_empty() {
                 break;
             }

@@ -93,7 +93,7 @@ impl Scene {
         name: &'static str,
     ) -> std::result::Result<Self, Failure> {
         let near = lab.client().await?;
-        let first = Holding::take(&near.claim(name).ttl(LONG)).await?;
+        let first = Holding::take(&near.request(name).ttl(LONG)).await?;
         let size = Size { processes: 1, tasks: WAITERS };
         let crowd = Crowd::start(far, name, size, ttl(lab))?;
         until_waiting(&near, name, WAITERS).await?;
@@ -114,7 +114,7 @@ impl Scene {
         let (first, released) = first.give_back().await;
         assert_eq!(released?, Released::Released);
         // The store grants it after it has passed over all paused claims.
-        let second = soon("a grant", Holding::take(&near.claim(name).ttl(LONG))).await??;
+        let second = soon("a grant", Holding::take(&near.request(name).ttl(LONG))).await??;
         pause.end(&mut crowd).await?;
         until_waiting(&near, name, WAITERS).await?;
         tokio::time::sleep(SPAN).await;
@@ -216,7 +216,7 @@ async fn late_reading(
     let diary = Arc::<Diary>::default();
     let noted = Forward(network.lab.engine().await?, Some(Arc::clone(&diary)));
     let far = Client::builder().engine(noted)?;
-    let turn = || tokio::spawn(turn(far.claim(name).ttl(TTL)));
+    let turn = || tokio::spawn(turn(far.request(name).ttl(TTL)));
     let waiters: Vec<_> = (0..WAITERS).map(|_| turn()).collect();
     until_waiting(&near, name, WAITERS).await?;
     if is_later {
@@ -228,7 +228,7 @@ async fn late_reading(
     tokio::time::sleep(SPAN / 4).await;
     engine.release(&diary.keys()).await?;
     // This claim is before them when they come back.
-    let request = near.claim(name).ttl(LONG);
+    let request = near.request(name).ttl(LONG);
     let second = tokio::spawn(async move { Holding::take(&request).await });
     until_waiting(&near, name, 1).await?;
     let passed = Instant::now();
@@ -402,7 +402,7 @@ impl Again<'_> {
         let is_late = again.elapsed() > patience / 2;
         let fence = fence.filter(|_| !is_late);
         if fence.is_some() {
-            assert_eq!(held.map(|held| held.fence), fence, "free: {is_free}");
+            assert_eq!(held.map(|held| held.fence.as_u64()), fence, "free: {is_free}");
         }
         let last_fence = soon("a grant", granted(far, &second)).await??;
         assert!(first_fence < fence.unwrap_or(last_fence), "fences do not rise");

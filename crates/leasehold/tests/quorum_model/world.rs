@@ -7,10 +7,10 @@
 use std::time::Duration;
 
 use leasehold::clock::Moment;
-use leasehold::quorum::ballot::{Answer, Ballot, Order, Step, Terms, majority};
-use leasehold::quorum::cause::Cause;
-use leasehold::quorum::node_line::Position;
-use leasehold::quorum::tally::{RenewalTally, Renewed};
+use leasehold::internal::quorum::ballot::{Answer, Ballot, Order, Step, Terms, majority};
+use leasehold::internal::quorum::cause::Cause;
+use leasehold::internal::quorum::node_line::Position;
+use leasehold::internal::quorum::tally::{RenewalTally, Renewed};
 
 use crate::node::{Node, Rejoin};
 
