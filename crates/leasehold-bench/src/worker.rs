@@ -243,7 +243,7 @@ async fn grants(lock: &Lock, (work, hold): Hold, stop: u64) -> Result<(Vec<[u64;
         let (held, queued) = lock.take().await?;
         let granted = now();
         let order = match &held {
-            Held::Lease(lease) => lease.fence(),
+            Held::Lease(lease) => lease.fence().as_u64(),
             Held::File | Held::Session(_) | Held::Turn(_) => granted,
         };
         work.run(hold).await?;

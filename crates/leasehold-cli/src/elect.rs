@@ -5,7 +5,7 @@
 use std::time::{Duration, Instant};
 
 use futures_util::StreamExt as _;
-use leasehold::{Leader, Name};
+use leasehold::{Fence, Leader, Name};
 use nix::sys::signal::Signal;
 use serde::Serialize;
 
@@ -90,7 +90,7 @@ impl Candidate<'_> {
             Err(failure) => return Err(failure),
         };
         self.has_led = true;
-        let term = leases.first().map_or(0, leasehold::Lease::fence);
+        let term = leases.first().map_or(Fence::from(0), leasehold::Lease::fence);
         store.voice.tell(&format!("leads `{name}`, term {term}"));
         let terms = Terms::new(self.plan.ttl, self.grace, None);
         let work = Work {

@@ -187,7 +187,7 @@ mod tests {
             (Error::Unsupported { engine: "toy", what: "do it", advice: "use another" }, 78),
             (Error::Store { store: store(), cause: cause(), transient: false }, 69),
             (Error::Replaced { store: store() }, 69),
-            (Error::SetBack { store: store(), given: 3, known: 7 }, 78),
+            (Error::SetBack { store: store(), given: 3_u64.into(), known: 7_u64.into() }, 78),
             (Error::TooSlow { name: name.clone(), took: ttl }, 69),
             (Error::Limit { what: "claims", limit: 1 }, 69),
             (Error::Closed, 69),

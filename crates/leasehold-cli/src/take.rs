@@ -10,7 +10,9 @@ use std::time::{Duration, Instant};
 use futures_util::future::select_all;
 use leasehold::claim::Note;
 use leasehold::error::Held;
-use leasehold::{Client, Error, Lease, LostCause, Mode, Name, Request, Revocation, TryLockError};
+use leasehold::{
+    Client, Error, Lease, LockOptions, LostCause, Mode, Name, Request, Revocation, TryLockError,
+};
 use nix::sys::signal::Signal;
 
 use crate::args;
@@ -138,18 +140,20 @@ impl Plan {
     }
 
     fn request(&self, client: &Client, name: &Name) -> Request {
-        let mut request = client.claim(name).mode(self.mode).ttl(self.ttl).note(self.note());
-        request = request.lock_delay(self.lock_delay);
+        let mut options = LockOptions::new()
+            .ttl(self.ttl)
+            .note(self.note())
+            .lock_delay(self.lock_delay)
+            .holding(self.outer.names());
         if let Some(span) = self.hold_at_least {
-            request = request.hold_at_least(span);
+            options = options.hold_at_least(span);
         }
-        // Not `max_hold`: that gives the lock back while a command may still run under it.
+        // Not `hold_at_most`: that gives the lock back while a command may still run under it.
         // Instead `guard.rs` decides when the command has to end.
-        request = request.holding(self.outer.names());
         if self.outer.waits_for_itself(name, self.mode) {
-            request = request.one_at_a_time();
+            options = options.detect_self_deadlock();
         }
-        request
+        client.request(name).mode(self.mode).options(options)
     }
 }
 

@@ -115,7 +115,7 @@ impl Waiting {
         let (Some(client), Some(name)) = (client, name) else {
             return format!("waiting for the store since {waited}") + &self.trouble();
         };
-        match client.show(&name).await {
+        match client.line(&name).await {
             Ok(line) => {
                 let line = describe(&name, line.as_ref(), client.holder(), self.begun.elapsed());
                 line + &self.trouble()

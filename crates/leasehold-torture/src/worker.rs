@@ -217,7 +217,7 @@ async fn observe(shared: Arc<Shared>) {
         while !stops() {
             match tokio::time::timeout(RECONNECT, leaders.next()).await {
                 Ok(Some(Ok(Some(leader)))) => {
-                    shared.recorder.record(0, What::Leads { term: leader.term });
+                    shared.recorder.record(0, What::Leads { term: leader.term.as_u64() });
                 }
                 Ok(Some(Err(error))) => failed(&shared.recorder, 0, "observe", &error),
                 Ok(None) => break,

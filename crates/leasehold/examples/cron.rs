@@ -5,13 +5,15 @@
 
 use std::time::Duration;
 
-use leasehold::{Client, Result, UnlessHeld};
+use leasehold::{Client, LockOptions, Result, UnlessHeld};
 
 /// What cron starts everywhere at the same time; true if it ran here.
 async fn tick(client: &Client) -> Result<bool> {
     // The job is so short that a clock which is a little late would start it a second time. So
     // the name stays closed for most of the period, however soon the lease is given back.
-    let lock = client.mutex("cron:tick").hold_at_least(Duration::from_secs(50));
+    let lock = client
+        .mutex("cron:tick")
+        .options(LockOptions::new().hold_at_least(Duration::from_secs(50)));
     let Some(lease) = lock.try_lock().await.unless_held()? else { return Ok(false) };
     println!("{} ticks, fence {}", client.holder().label(), lease.fence());
     lease.release().await?;

@@ -12,6 +12,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::rule::claim::{Holder, Mode, Note, Ttl};
+use crate::rule::fence::Fence;
 use crate::rule::name::Name;
 
 pub use node_failure::{NodeFailure, NodeReason};
@@ -104,9 +105,9 @@ pub enum Error {
         /// The store, without credentials.
         store: String,
         /// The fence that was refused.
-        given: u64,
+        given: Fence,
         /// The greatest fence that this client had seen before.
-        known: u64,
+        known: Fence,
     },
 
     /// A claim of another kind, or with another limit, is on this name.
@@ -318,6 +319,12 @@ pub enum Invalid {
     /// A note with a NUL byte.
     #[error("a note must not contain a NUL byte")]
     NoteHasNul,
+    /// A note cannot be written as JSON.
+    #[error("the note cannot be written as JSON: {reason}")]
+    NoteNotJson {
+        /// The fault of the value.
+        reason: String,
+    },
     /// A holder label of no bytes, too many bytes, or with control characters.
     #[error(
         "a holder label must have 1 to {} bytes and no control characters",
@@ -505,8 +512,8 @@ pub enum LostCause {
     },
     /// An administrator took it, or the store lost it.
     Removed,
-    /// The client gave it back because it was held for as long as `max_hold` allows.
-    MaxHold,
+    /// The client gave it back because it was held for as long as `hold_at_most` allows.
+    HoldAtMost,
     /// The store is no longer the one that granted it.
     Replaced,
     /// The client was closed.
@@ -531,7 +538,7 @@ impl fmt::Display for LostCause {
             }
             LostCause::Evicted { by, reason } => write!(f, "`{by}` force-released it: {reason}"),
             LostCause::Removed => f.write_str("it was force-released or removed from the store"),
-            LostCause::MaxHold => f.write_str("it was held for the longest time allowed"),
+            LostCause::HoldAtMost => f.write_str("it was held for the longest time allowed"),
             LostCause::Replaced => f.write_str("the store was replaced"),
             LostCause::Closed => f.write_str("the client was closed"),
             LostCause::Released => f.write_str("the client gave back all its leases"),

@@ -17,11 +17,22 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("engines/", &["clock", "engine", "error", "rule"]),
     (
         "runtime/",
-        &["client", "clock", "engine", "error", "handle", "lease", "observe", "primitives", "rule"],
+        &[
+            "client",
+            "clock",
+            "engine",
+            "error",
+            "handle",
+            "lease",
+            "observe",
+            "options",
+            "primitives",
+            "rule",
+        ],
     ),
-    ("primitives/", &["client", "clock", "engine", "error", "lease", "rule", "runtime"]),
+    ("primitives/", &["client", "clock", "engine", "error", "lease", "options", "rule", "runtime"]),
     ("fencing/", &["engines::redis"]),
-    ("blocking/", &["connect", "error", "handle", "rule", "runtime"]),
+    ("blocking/", &["connect", "error", "handle", "options", "rule", "runtime"]),
 ];
 
 /// Redlock is two engine folders: the quorum, and the nodes of `redis`, which use it. The list of

@@ -51,7 +51,7 @@ async fn processes_wake_each_other_without_polling(lab: Arc<dyn Harness>) -> Out
     held(&mut worker).await?;
     // Without heartbeats nothing but the other process's bell can wake this one in time.
     chaos.next(Verb::Renew, Trouble::Refuse, u32::MAX);
-    let mut waiter = Waiter::queue(&client, name, client.claim(name).ttl(LONG), 0).await?;
+    let mut waiter = Waiter::queue(&client, name, client.request(name).ttl(LONG), 0).await?;
     worker.send_line("release")?;
     waiter.served().await?;
     assert!(chaos.calls(Verb::Claim) <= 2, "one claim to join, at most one to confirm");
@@ -64,7 +64,7 @@ async fn f01_killed_holder_is_followed_by_the_next_waiter(lab: Arc<dyn Harness>)
     let ttl = lab.steady();
     let mut worker = lab.process(name, Mode::Exclusive, ttl)?;
     let fence = held(&mut worker).await?;
-    let mut waiter = Waiter::queue(&client, name, client.claim(name).ttl(LONG), 0).await?;
+    let mut waiter = Waiter::queue(&client, name, client.request(name).ttl(LONG), 0).await?;
     let delay = SchedulerDelay::watch();
     worker.kill()?;
     let killed = Instant::now();
@@ -125,12 +125,12 @@ async fn f112_killed_head_waiter_does_not_block_the_line(lab: Arc<dyn Harness>) 
     until_waiting(&client, name, 1).await?;
     let mut second = lab.process(name, Mode::Exclusive, LONG)?;
     until_waiting(&client, name, 2).await?;
-    let mut third = Waiter::queue(&client, name, client.claim(name).ttl(LONG), 2).await?;
+    let mut third = Waiter::queue(&client, name, client.request(name).ttl(LONG), 2).await?;
     head.kill()?;
     let fence = lease.fence();
     lease.release().await?;
     let next = held(&mut second).await?;
-    assert!(next > fence);
+    assert!(next > fence.as_u64());
     second.send_line("release")?;
     assert!(third.granted().await?.fence() > next);
     ended(&mut second).await
@@ -142,7 +142,7 @@ async fn f115_waiter_killed_at_the_hand_off_is_passed_over(lab: Arc<dyn Harness>
     let lease = client.mutex(name).ttl(LONG).lock().await?;
     let mut head = lab.process(name, Mode::Exclusive, lab.steady())?;
     until_waiting(&client, name, 1).await?;
-    let mut second = Waiter::queue(&client, name, client.claim(name).ttl(LONG), 1).await?;
+    let mut second = Waiter::queue(&client, name, client.request(name).ttl(LONG), 1).await?;
     // A stopped process cannot take the hand-off; then it dies with the hand-off in flight.
     head.stop_process()?;
     lease.release().await?;
@@ -154,13 +154,13 @@ async fn f115_waiter_killed_at_the_hand_off_is_passed_over(lab: Arc<dyn Harness>
 async fn killed_reader_frees_only_its_share(lab: Arc<dyn Harness>) -> Outcome {
     let name = "crash:reader";
     let client = lab.client().await?;
-    let read = client.claim(name).mode(Mode::Shared).ttl(LONG).acquire().await?;
+    let read = client.request(name).mode(Mode::Shared).ttl(LONG).acquire().await?;
     let mut worker = lab.process(name, Mode::Shared, lab.steady())?;
     held(&mut worker).await?;
-    let mut writer = Waiter::queue(&client, name, client.claim(name).ttl(LONG), 0).await?;
+    let mut writer = Waiter::queue(&client, name, client.request(name).ttl(LONG), 0).await?;
     worker.kill()?;
     until("the end of one reader", async || {
-        Ok(client.show(name).await?.is_some_and(|line| line.held.len() == 1))
+        Ok(client.line(name).await?.is_some_and(|line| line.held.len() == 1))
     })
     .await?;
     assert!(writer.is_waiting() && read.is_held());
@@ -174,7 +174,7 @@ async fn permits_of_a_killed_holder_come_back(lab: Arc<dyn Harness>) -> Outcome 
     let client = lab.client().await?;
     let mut worker = lab.process(name, Mode::Permits { take: 2, of: 3 }, lab.steady())?;
     held(&mut worker).await?;
-    let permits = |take| client.claim(name).mode(Mode::Permits { take, of: 3 }).ttl(LONG);
+    let permits = |take| client.request(name).mode(Mode::Permits { take, of: 3 }).ttl(LONG);
     let one = permits(1).acquire().await?;
     let mut waiter = Waiter::queue(&client, name, permits(2), 0).await?;
     worker.kill()?;

@@ -63,7 +63,7 @@ async fn wait_survives_a_store_that_is_away_for_longer_than_its_patience(
     let near = lab.client().await?;
     let (far, chaos, failures) = troubled(&*lab).await?;
     let first = near.mutex(name).ttl(LONG).lock().await?;
-    let mut waiter = Waiter::queue(&near, name, far.claim(name).ttl(lab.brief()), 0).await?;
+    let mut waiter = Waiter::queue(&near, name, far.request(name).ttl(lab.brief()), 0).await?;
     cut_off(&chaos);
     failures.at_least(2, || waiter.is_waiting()).await?;
     // Its heartbeats fail for longer than its patience and its ttl.
@@ -110,7 +110,7 @@ async fn wait_that_a_store_disturbs_ends_with_its_client(lab: Arc<dyn Harness>) 
     let near = lab.client().await?;
     let (far, chaos, failures) = troubled(&*lab).await?;
     let held = near.mutex(name).ttl(LONG).lock().await?;
-    let waiter = Waiter::queue(&near, name, far.claim(name).ttl(lab.brief()), 0).await?;
+    let waiter = Waiter::queue(&near, name, far.request(name).ttl(lab.brief()), 0).await?;
     cut_off(&chaos);
     failures.at_least(1, || waiter.is_waiting()).await?;
     soon("the close", far.close()).await??;

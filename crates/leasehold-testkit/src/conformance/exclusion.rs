@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
-use leasehold::{Client, Error, Released, Result, UnlessHeld};
+use leasehold::{Client, Error, LockOptions, Released, Result, UnlessHeld};
 
 use super::harness::{Harness, LONG, SPAN};
 use super::support::{Outcome, Waiter, line, soon, until_free, until_waiting};
@@ -90,7 +90,7 @@ async fn refused_try_leaves_nothing(lab: Arc<dyn Harness>) -> Outcome {
     assert_eq!(two.stats().contended, 3);
     assert_eq!(two.stats().waiting, 0);
     lease.release().await?;
-    assert!(one.show(name).await?.is_none());
+    assert!(one.line(name).await?.is_none());
     Ok(())
 }
 
@@ -138,7 +138,7 @@ async fn tasks_of_one_client_exclude_each_other(lab: Arc<dyn Harness>) -> Outcom
     let client = lab.client().await?;
     let lease = client.mutex(name).ttl(LONG).lock().await?;
     assert!(client.mutex(name).try_lock().await.unless_held()?.is_none());
-    let request = client.claim(name).ttl(LONG);
+    let request = client.request(name).ttl(LONG);
     let mut waiter = Waiter::queue(&client, name, request, 0).await?;
     let fence = lease.fence();
     lease.release().await?;
@@ -153,7 +153,14 @@ async fn holders_with_one_label_exclude_each_other(lab: Arc<dyn Harness>) -> Out
     assert_ne!(one.holder().id(), two.holder().id());
     let lease = one.mutex(name).ttl(LONG).lock().await?;
     assert!(two.mutex(name).try_lock().await.unless_held()?.is_none());
-    assert!(two.mutex(name).reentrant().try_lock().await.unless_held()?.is_none());
+    assert!(
+        two.mutex(name)
+            .options(LockOptions::new().reentrant())
+            .try_lock()
+            .await
+            .unless_held()?
+            .is_none()
+    );
     drop(two);
     assert!(lease.is_held());
     assert_eq!(lease.release().await?, Released::Released);
@@ -164,7 +171,7 @@ async fn own_name_is_a_deadlock_for_one_at_a_time(lab: Arc<dyn Harness>) -> Outc
     let name = "exclusion:own";
     let [one, two] = lab.clients().await?;
     let lease = one.mutex(name).ttl(LONG).lock().await?;
-    let request = one.claim(name).ttl(LONG).one_at_a_time();
+    let request = one.request(name).ttl(LONG).options(LockOptions::new().detect_self_deadlock());
     match soon("the verdict", request.acquire()).await? {
         Err(Error::Deadlock { cycle, .. }) => {
             assert_eq!(cycle.0.len(), 1);
@@ -173,7 +180,7 @@ async fn own_name_is_a_deadlock_for_one_at_a_time(lab: Arc<dyn Harness>) -> Outc
         other => panic!("waiting for one's own name came to {other:?}"),
     }
     until_waiting(&two, name, 0).await?;
-    let request = two.claim(name).ttl(LONG).one_at_a_time();
+    let request = two.request(name).ttl(LONG).options(LockOptions::new().detect_self_deadlock());
     let mut waiter = Waiter::queue(&one, name, request, 0).await?;
     lease.release().await?;
     waiter.served().await?;

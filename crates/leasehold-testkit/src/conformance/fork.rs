@@ -26,7 +26,7 @@ async fn forked_child_leaves_the_lease_of_its_parent(lab: Arc<dyn Harness>) -> O
     // Nobody but the parent can make the rest of its time longer again.
     let least = Cell::new(Duration::MAX);
     until("a renewal by the parent", async || {
-        let line = client.show(name).await?;
+        let line = client.line(name).await?;
         let held = line.and_then(|line| line.held.into_iter().next());
         let left = held.filter(|held| held.fence == fence).map(|held| held.remaining);
         let left = left.unwrap_or_default();

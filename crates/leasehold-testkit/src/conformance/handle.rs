@@ -7,7 +7,7 @@ use leasehold::claim::{Amended, Claim, Mode, Note, Renewal, Standing};
 use leasehold::engine::{Engine, Query};
 use leasehold::error::Config;
 use leasehold::memory::Memory;
-use leasehold::{Client, Error, Handle, Lease, LeaseState, Released, UnlessHeld};
+use leasehold::{Client, Error, Handle, Lease, LeaseState, LockOptions, Released, UnlessHeld};
 
 use super::Can;
 use super::harness::Harness;
@@ -68,8 +68,8 @@ async fn adopted_lease_is_renewed(lab: Arc<dyn Harness>) -> Outcome {
     let [one, two] = lab.clients().await?;
     let handle = one.mutex("handle:renewed").ttl(lab.steady()).lock().await?.detach().await?;
     let lease = two.adopt(&handle).await?;
-    let before = lease.safe_until();
-    until("a renewal", async || Ok(lease.safe_until() > before)).await?;
+    let before = lease.deadline();
+    until("a renewal", async || Ok(lease.deadline() > before)).await?;
     assert_eq!(lease.state(), LeaseState::Held);
     assert_eq!(lease.release().await?, Released::Released);
     Ok(())
@@ -109,7 +109,8 @@ async fn handle_of_another_store_is_refused(lab: Arc<dyn Harness>) -> Outcome {
 async fn check_tells_how_long_and_does_not_extend(lab: Arc<dyn Harness>) -> Outcome {
     let long = lab.long().await?;
     let [one, two] = lab.clients().await?;
-    let lease = one.mutex("handle:check").ttl(long).renew(false).lock().await?;
+    let lease =
+        one.mutex("handle:check").ttl(long).options(LockOptions::new().renew(false)).lock().await?;
     let handle = lease.handle();
     let first = two.check(&handle).await?.expect("it is held");
     assert!(first <= long && first > long / 2, "{first:?}");
@@ -147,7 +148,7 @@ async fn renewal_by_an_old_handle_keeps_what_its_lease_was_extended_to(
     assert_eq!(lease.release().await?, Released::Released);
     let name = "handle:in_line";
     let lease = one.mutex(name).ttl(steady).lock().await?;
-    let mut waiter = Waiter::queue(&one, name, two.claim(name).ttl(long), 0).await?;
+    let mut waiter = Waiter::queue(&one, name, two.request(name).ttl(long), 0).await?;
     keeps_what_it_was_extended_to(&*lab, &two, &lease).await?;
     assert_eq!(lease.release().await?, Released::Released);
     waiter.served().await
@@ -304,7 +305,7 @@ async fn lease_detached_after_a_wait_has_its_whole_ttl(lab: Arc<dyn Harness>) ->
     let (name, long) = ("handle:waited", lab.long().await?);
     let [one, two] = lab.clients().await?;
     let lease = one.mutex(name).ttl(long).lock().await?;
-    let mut waiter = Waiter::queue(&one, name, two.claim(name).ttl(long), 0).await?;
+    let mut waiter = Waiter::queue(&one, name, two.request(name).ttl(long), 0).await?;
     lease.release().await?;
     let handle = waiter.granted().await?.detach().await?;
     let left = one.check(&handle).await?.expect("it is held");
@@ -398,10 +399,11 @@ async fn waiter_is_granted_when_a_closed_name_opens(lab: Arc<dyn Harness>) -> Ou
     let span = lab.steady();
     // It would have ended much later, and the waiter knew that end.
     let half = lab.long().await? / 2;
-    let mutex = one.mutex(name).ttl(half).lock_delay(half).hold_at_least(span);
+    let mutex =
+        one.mutex(name).ttl(half).options(LockOptions::new().lock_delay(half).hold_at_least(span));
     let begun = Instant::now();
     let lease = mutex.lock().await?;
-    let mut waiter = Waiter::queue(&two, name, two.claim(name).ttl(lab.long().await?), 0).await?;
+    let mut waiter = Waiter::queue(&two, name, two.request(name).ttl(lab.long().await?), 0).await?;
     assert_eq!(lease.release().await?, Released::Released);
     let next = waiter.granted().await?;
     assert!(begun.elapsed() >= span, "granted after {:?}", begun.elapsed());

@@ -96,7 +96,7 @@ impl Scene {
         name: &'static str,
     ) -> std::result::Result<Self, Failure> {
         let near = lab.client().await?;
-        let first = Holding::take(&near.claim(name).ttl(LONG)).await?;
+        let first = Holding::take(&near.request(name).ttl(LONG)).await?;
         let size = Size { processes: 1, tasks: WAITERS };
         let crowd = Crowd::start(far, name, size, ttl(lab))?;
         until_waiting(&near, name, WAITERS).await?;
@@ -117,7 +117,7 @@ impl Scene {
         let (first, released) = first.give_back().await;
         assert_eq!(released?, Released::Released);
         // The store grants it after it has passed over all paused claims.
-        let second = soon("a grant", Holding::take(&near.claim(name).ttl(LONG))).await??;
+        let second = soon("a grant", Holding::take(&near.request(name).ttl(LONG))).await??;
         pause.end(&mut crowd).await?;
         until_waiting(&near, name, WAITERS).await?;
         tokio::time::sleep(SPAN).await;
@@ -219,7 +219,7 @@ async fn late_reading(
     let diary = Arc::<Diary>::default();
     let noted = Forward(network.lab.engine().await?, Some(Arc::clone(&diary)));
     let far = Client::builder().engine(noted)?;
-    let turn = || tokio::spawn(turn(far.claim(name).ttl(TTL)));
+    let turn = || tokio::spawn(turn(far.request(name).ttl(TTL)));
     let waiters: Vec<_> = (0..WAITERS).map(|_| turn()).collect();
     until_waiting(&near, name, WAITERS).await?;
     if is_later {
@@ -231,7 +231,7 @@ async fn late_reading(
     tokio::time::sleep(SPAN / 4).await;
     engine.release(&diary.keys()).await?;
     // This claim is before them when they come back.
-    let request = near.claim(name).ttl(LONG);
+    let request = near.request(name).ttl(LONG);
     let second = tokio::spawn(async move { Holding::take(&request).await });
     until_waiting(&near, name, 1).await?;
     let passed = Instant::now();
@@ -356,7 +356,7 @@ async fn held_back(
     let first_fence = holds(&engine.claim(&first).await?);
     answers.next(Verb::Renew, Trouble::HangAfter, 1);
     bells.next(Verb::Wait, Trouble::Hang, 1);
-    let waiter = tokio::spawn(turn(far.claim(name).ttl(TTL)));
+    let waiter = tokio::spawn(turn(far.request(name).ttl(TTL)));
     soon("a heartbeat", answers.hanging(1)).await?;
     engine.release(&diary.keys()).await?;
     engine.release(std::slice::from_ref(&first.key)).await?;
@@ -381,7 +381,7 @@ async fn held_back(
     diary.until_answered_again().await?;
     let lines = engine.inspect(&Query::name(second.key.name.clone())).await?.lines;
     let held = lines.first().and_then(|line| line.held.first());
-    assert_eq!(held.map(|held| held.fence), Some(second_fence));
+    assert_eq!(held.map(|held| held.fence.as_u64()), Some(second_fence));
     assert!(!waiter.is_finished());
     bells.heal();
     engine.release(std::slice::from_ref(&second.key)).await?;
@@ -488,7 +488,7 @@ impl Late<'_> {
         let is_late = again.elapsed() > patience / 2;
         let fence = fence.filter(|_| !is_late);
         if fence.is_some() {
-            assert_eq!(held.map(|held| held.fence), fence, "free: {is_free}");
+            assert_eq!(held.map(|held| held.fence.as_u64()), fence, "free: {is_free}");
         }
         let last_fence = soon("a grant", granted(far, &second)).await??;
         assert!(first_fence < fence.unwrap_or(last_fence), "fences do not rise");

@@ -73,7 +73,7 @@ async fn many_names_are_taken_in_one_exchange(lab: Arc<dyn Harness>) -> Outcome 
 async fn many_names_wait_for_the_one_that_is_held(lab: Arc<dyn Harness>) -> Outcome {
     let [one, two] = lab.clients().await?;
     let lease = two.mutex("many:b").ttl(LONG).lock().await?;
-    let many = one.all(NAMES.map(|name| one.claim(name).ttl(LONG)));
+    let many = one.all(NAMES.map(|name| one.request(name).ttl(LONG)));
     let asked = tokio::spawn(async move { many.lock().await });
     until_waiting(&two, "many:b", 1).await?;
     assert!(!asked.is_finished());
@@ -91,7 +91,7 @@ async fn name_that_is_listed_twice_is_one(lab: Arc<dyn Harness>) -> Outcome {
     let leases = soon("both of them", one.mutexes(twice).lock()).await??;
     assert_eq!(leases.iter().count(), 2);
     leases.release().await?;
-    let modes = [one.claim("many:a"), one.claim("many:a").mode(Mode::Shared)];
+    let modes = [one.request("many:a"), one.request("many:a").mode(Mode::Shared)];
     assert!(matches!(one.all(modes).try_lock().await.unless_held(), Err(Error::Invalid(_))));
     let none: [&str; 0] = [];
     assert!(matches!(one.mutexes(none).try_lock().await.unless_held(), Err(Error::Invalid(_))));
@@ -129,7 +129,7 @@ async fn f123_many_names_that_are_given_up_leave_nothing(lab: Arc<dyn Harness>) 
     let [one, two] = lab.clients().await?;
     for held in NAMES {
         let lease = two.mutex(held).ttl(LONG).lock().await?;
-        let many = one.all(NAMES.map(|name| one.claim(name).ttl(LONG)));
+        let many = one.all(NAMES.map(|name| one.request(name).ttl(LONG)));
         let asked = tokio::spawn(async move { many.lock().await.map(drop) });
         until_waiting(&two, held, 1).await?;
         asked.abort();
@@ -145,7 +145,7 @@ async fn f123_many_names_that_are_given_up_leave_nothing(lab: Arc<dyn Harness>) 
 async fn f123_many_names_that_fail_half_way_leave_nothing(lab: Arc<dyn Harness>) -> Outcome {
     let [one, two] = lab.clients().await?;
     let lease = two.mutex("many:c").ttl(LONG).lock().await?;
-    let many = one.all(NAMES.map(|name| one.claim(name).ttl(LONG)));
+    let many = one.all(NAMES.map(|name| one.request(name).ttl(LONG)));
     let asked = tokio::spawn(async move { many.lock().await });
     until_waiting(&two, "many:c", 1).await?;
     one.close().await?;
@@ -183,7 +183,7 @@ async fn many_claims_are_safe_to_repeat(lab: Arc<dyn Harness>) -> Outcome {
     let two = lab.client().await?;
     one.mutex("many:warm").lock().await?.release().await?;
     chaos.next(Verb::Claim, Trouble::LoseAnswer, 1);
-    let many = one.all(NAMES.map(|name| one.claim(name).ttl(LONG)));
+    let many = one.all(NAMES.map(|name| one.request(name).ttl(LONG)));
     let leases = soon("all of them", many.lock()).await??;
     for lease in &leases {
         let line = line(&two, lease.name().as_str()).await?;
@@ -196,11 +196,12 @@ async fn many_claims_are_safe_to_repeat(lab: Arc<dyn Harness>) -> Outcome {
 
 async fn many_names_in_several_modes(lab: Arc<dyn Harness>) -> Outcome {
     let [one, two] = lab.clients().await?;
-    let both = [one.claim("many:a").mode(Mode::Shared).ttl(LONG), one.claim("many:b").ttl(LONG)];
+    let both =
+        [one.request("many:a").mode(Mode::Shared).ttl(LONG), one.request("many:b").ttl(LONG)];
     let leases = one.all(both).lock().await?;
-    let reader = two.claim("many:a").mode(Mode::Shared).try_acquire().await.unless_held()?;
+    let reader = two.request("many:a").mode(Mode::Shared).try_acquire().await.unless_held()?;
     assert!(reader.is_some(), "readers share");
-    let mut writer = Waiter::start(two.claim("many:a").ttl(LONG));
+    let mut writer = Waiter::start(two.request("many:a").ttl(LONG));
     until_waiting(&two, "many:a", 1).await?;
     leases.release().await?;
     drop(reader);

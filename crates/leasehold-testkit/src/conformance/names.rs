@@ -103,7 +103,7 @@ async fn names_never_share_state(lab: Arc<dyn Harness>) -> Outcome {
     }
     let mut expected: Vec<Name> = ODD.iter().map(Name::new).collect::<Result<_, _>>()?;
     expected.sort();
-    let page = one.inspect(&Query::all()).await?;
+    let page = one.admin().inspect(&Query::all()).await?;
     let seen: Vec<Name> = page.lines.into_iter().map(|line| line.name).collect();
     assert_eq!(seen, expected);
     while let Some(lease) = leases.pop() {

@@ -23,7 +23,7 @@ super::cases! {
 }
 
 fn permits(client: &Client, name: &str, take: u32, of: u32) -> Request {
-    client.claim(name).mode(Mode::Permits { take, of }).ttl(LONG)
+    client.request(name).mode(Mode::Permits { take, of }).ttl(LONG)
 }
 
 async fn never_more_permits_than_the_limit(lab: Arc<dyn Harness>) -> Outcome {
@@ -184,7 +184,7 @@ async fn permit_released_twice_is_freed_once(lab: Arc<dyn Harness>) -> Outcome {
         "and not two"
     );
     until("both leases still there", async || {
-        Ok(client.show(name).await?.is_some_and(|line| line.held.len() == 2))
+        Ok(client.line(name).await?.is_some_and(|line| line.held.len() == 2))
     })
     .await?;
     lease.release().await?;

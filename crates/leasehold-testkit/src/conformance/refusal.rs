@@ -64,7 +64,7 @@ async fn refused_try_counts_all_claims_in_line(lab: Arc<dyn Harness>) -> Outcome
     let name = "refusal:line";
     let [one, two] = lab.clients().await?;
     let lease = lock(&one, name, "settle").await?;
-    let request = two.claim(name).ttl(LONG).note("waits");
+    let request = two.request(name).ttl(LONG).note("waits");
     let mut waiter = Waiter::queue(&one, name, request, 0).await?;
     let held = refused(two.mutex(name).try_lock().await)?;
     assert_names(&held, name, &one, "settle");
@@ -152,12 +152,12 @@ async fn wait_that_ended_counts_the_claims_before_it(lab: Arc<dyn Harness>) -> O
     let name = "refusal:before";
     let [one, two, three] = lab.clients().await?;
     let lease = lock(&one, name, "settle").await?;
-    let mut first = Waiter::queue(&one, name, two.claim(name).ttl(LONG), 0).await?;
+    let mut first = Waiter::queue(&one, name, two.request(name).ttl(LONG), 0).await?;
     let mutex = two.mutex(name).ttl(LONG);
     let waiting = tokio::spawn(async move { mutex.lock_within(SPAN).await });
     until_waiting(&one, name, 2).await?;
     // This one is behind the claim whose time ends.
-    let mut last = Waiter::queue(&one, name, three.claim(name).ttl(LONG), 2).await?;
+    let mut last = Waiter::queue(&one, name, three.request(name).ttl(LONG), 2).await?;
     let held = refused(soon("the end of the wait", waiting).await??)?;
     assert_names(&held, name, &one, "settle");
     assert_eq!(held.ahead, 2, "the holder and the first waiter");
@@ -182,7 +182,7 @@ async fn refusal_becomes_an_error_of_the_library(lab: Arc<dyn Harness>) -> Outco
     let [one, two] = lab.clients().await?;
     let lease = lock(&one, name, "settle").await?;
     let asked = async || -> leasehold::Result<Lease> {
-        Ok(two.claim(name).mode(Mode::Exclusive).try_acquire().await?)
+        Ok(two.request(name).mode(Mode::Exclusive).try_acquire().await?)
     };
     match asked().await {
         Err(error @ Error::Held(_)) => assert!(error.is_transient(), "{error}"),

@@ -47,7 +47,7 @@ async fn f118_writer_is_not_starved_by_endless_overlapping_readers(
         }));
     }
     until("overlapping readers", async || {
-        Ok(one.show(name).await?.is_some_and(|line| line.held.len() > 2))
+        Ok(one.line(name).await?.is_some_and(|line| line.held.len() > 2))
     })
     .await?;
     let writer = tokio::spawn(async move { two.rwlock(name).ttl(LONG).write().await });
@@ -79,7 +79,7 @@ async fn f120_killed_reader_frees_only_its_share_of_an_rwlock(lab: Arc<dyn Harne
 }
 
 async fn line_len(client: &leasehold::Client, name: &str) -> leasehold::Result<usize> {
-    Ok(client.show(name).await?.map_or(0, |line| line.held.len()))
+    Ok(client.line(name).await?.map_or(0, |line| line.held.len()))
 }
 
 async fn f121_killed_permit_holder_gives_its_permits_back_and_nobody_elses(
@@ -110,7 +110,7 @@ async fn f122_waiter_for_many_permits_is_woken_when_enough_are_free(
         taken.push(permits.acquire().await?);
     }
     let want = |client: &leasehold::Client| {
-        client.claim(name).mode(Mode::Permits { take: 3, of: 4 }).ttl(LONG)
+        client.request(name).mode(Mode::Permits { take: 3, of: 4 }).ttl(LONG)
     };
     let mut first = Waiter::queue(&one, name, want(&two), 0).await?;
     let mut second = Waiter::queue(&one, name, want(&three), 1).await?;
@@ -171,7 +171,7 @@ async fn permits_that_cannot_be_are_refused_before_anything_is_sent(
             "{take} of {of}: {refused:?}"
         );
     }
-    assert!(client.show(name).await?.is_none(), "nobody is in line");
+    assert!(client.line(name).await?.is_none(), "nobody is in line");
     // The same name as a lock and as a semaphore at once: the first to come decides.
     let lock = client.mutex(name).ttl(LONG).lock().await?;
     let refused = client.semaphore(name, 3).acquire().await;

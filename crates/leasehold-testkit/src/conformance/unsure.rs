@@ -40,7 +40,7 @@ async fn lost_claim_answer_is_adopted(lab: Arc<dyn Harness>) -> Outcome {
     assert_eq!((seen.held.len(), seen.waiting.len()), (1, 0));
     assert_eq!(seen.held[0].fence, lease.fence());
     assert_eq!(lease.release().await?, Released::Released);
-    assert!(two.show(name).await?.is_none());
+    assert!(two.line(name).await?.is_none());
     Ok(())
 }
 
@@ -70,12 +70,12 @@ async fn lost_answer_of_a_waiting_claim_keeps_one_place(lab: Arc<dyn Harness>) -
     let (two, chaos) = lab.troubled().await?;
     let lease = one.mutex(name).ttl(LONG).lock().await?;
     chaos.next(Verb::Claim, Trouble::LoseAnswer, 1);
-    let mut waiter = Waiter::start(two.claim(name).ttl(LONG));
+    let mut waiter = Waiter::start(two.request(name).ttl(LONG));
     until("the claim to be repeated", async || Ok(chaos.calls(Verb::Claim) >= 2)).await?;
     until_waiting(&one, name, 1).await?;
     lease.release().await?;
     assert_eq!(waiter.granted().await?.release().await?, Released::Released);
-    assert!(one.show(name).await?.is_none());
+    assert!(one.line(name).await?.is_none());
     Ok(())
 }
 
@@ -84,7 +84,7 @@ async fn answer_slower_than_the_ttl_is_refused_and_cleaned(lab: Arc<dyn Harness>
     let (one, chaos) = lab.troubled().await?;
     let two = lab.client().await?;
     chaos.next(Verb::Claim, Trouble::HangAfter, 1);
-    let request = one.claim(name).ttl(lab.brief());
+    let request = one.request(name).ttl(lab.brief());
     let asked = tokio::spawn(async move { request.try_acquire().await.unless_held() });
     soon("the claim to hang", chaos.hanging(1)).await?;
     until_free(&two, name).await?;
@@ -104,7 +104,7 @@ async fn waiter_asks_again_after_an_answer_slower_than_the_ttl(lab: Arc<dyn Harn
     let (one, chaos) = lab.troubled().await?;
     let two = lab.client().await?;
     chaos.next(Verb::Claim, Trouble::HangAfter, 1);
-    let mut waiter = Waiter::start(one.claim(name).ttl(lab.brief()));
+    let mut waiter = Waiter::start(one.request(name).ttl(lab.brief()));
     soon("the claim to hang", chaos.hanging(1)).await?;
     until_free(&two, name).await?;
     let next =
@@ -125,7 +125,7 @@ async fn lost_release_answer_is_harmless(lab: Arc<dyn Harness>) -> Outcome {
     let (one, chaos) = lab.troubled().await?;
     let two = lab.client().await?;
     let lease = one.mutex(name).ttl(LONG).lock().await?;
-    let mut waiter = Waiter::queue(&two, name, two.claim(name).ttl(LONG), 0).await?;
+    let mut waiter = Waiter::queue(&two, name, two.request(name).ttl(LONG), 0).await?;
     chaos.next(Verb::Release, Trouble::LoseAnswer, 1);
     let released = soon("the answer", lease.release()).await??;
     // The first release took effect. The second one finds the next holder and takes nothing away.
@@ -146,7 +146,7 @@ async fn lost_release_answer_is_no_lost_lease(lab: Arc<dyn Harness>) -> Outcome 
     assert_eq!(chaos.calls(Verb::Release), 3);
     let stats = one.stats();
     assert_eq!((stats.released, stats.lost), (1, 0));
-    assert!(one.show(name).await?.is_none());
+    assert!(one.line(name).await?.is_none());
     Ok(())
 }
 
@@ -171,7 +171,7 @@ async fn dropped_lease_is_released_when_the_store_is_back(lab: Arc<dyn Harness>)
     chaos.next(Verb::Release, Trouble::Refuse, u32::MAX);
     drop((lease, one));
     until("failed releases", async || Ok(chaos.calls(Verb::Release) >= 2)).await?;
-    assert!(two.show(name).await?.is_some());
+    assert!(two.line(name).await?.is_some());
     chaos.heal();
     until_free(&two, name).await
 }
@@ -197,10 +197,10 @@ async fn claim_answered_after_close_leaves_nothing(lab: Arc<dyn Harness>) -> Out
     let (one, chaos) = lab.troubled().await?;
     let two = lab.client().await?;
     chaos.next(Verb::Claim, Trouble::HangAfter, 1);
-    let asked = Waiter::start(one.claim(name).ttl(LONG));
+    let asked = Waiter::start(one.request(name).ttl(LONG));
     soon("the claim to hang", chaos.hanging(1)).await?;
     soon("the close", one.close()).await??;
-    assert!(two.show(name).await?.is_none(), "what was asked for is released by the close");
+    assert!(two.line(name).await?.is_none(), "what was asked for is released by the close");
     chaos.heal();
     let answer = asked.ended().await?;
     assert!(matches!(answer, Err(Error::Closed)), "{answer:?}");

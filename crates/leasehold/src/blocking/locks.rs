@@ -8,6 +8,7 @@ use tokio::runtime::Runtime;
 
 use super::Lease;
 use crate::error::{Result, TryLockError};
+use crate::options::LockOptions;
 use crate::rule::claim::Released;
 
 /// A read/write lock for threads; see [`crate::RwLock`].
@@ -39,6 +40,11 @@ impl RwLock {
     /// Text for others to read: up to 4 KiB.
     pub fn note(self, note: impl Into<String>) -> Self {
         Self { lock: self.lock.note(note), ..self }
+    }
+
+    /// Sets options. What they do not set stays as it is.
+    pub fn options(self, options: LockOptions) -> Self {
+        Self { lock: self.lock.options(options), ..self }
     }
 
     /// Blocks until no writer holds or waits before it.
@@ -159,6 +165,11 @@ impl Semaphore {
     /// Text for others to read: up to 4 KiB.
     pub fn note(self, note: impl Into<String>) -> Self {
         Self { semaphore: self.semaphore.note(note), ..self }
+    }
+
+    /// Sets options. What they do not set stays as it is.
+    pub fn options(self, options: LockOptions) -> Self {
+        Self { semaphore: self.semaphore.options(options), ..self }
     }
 
     /// Blocks until there is a permit.

@@ -13,7 +13,9 @@ use tokio::runtime::Runtime;
 
 use crate::error::{Error, LostCause, Result, TryLockError};
 use crate::handle::Handle;
+use crate::options::LockOptions;
 use crate::rule::claim::Released;
+use crate::rule::fence::Fence;
 use crate::rule::name::Name;
 use crate::runtime::claim_state::LeaseState;
 
@@ -148,29 +150,9 @@ impl Mutex {
         Self { mutex: self.mutex.note(note), ..self }
     }
 
-    /// Whether the client renews the lease until the caller gives it back.
-    pub fn renew(self, renew: bool) -> Self {
-        Self { mutex: self.mutex.renew(renew), ..self }
-    }
-
-    /// Gives the lease back after this long, even if its holder still works.
-    pub fn max_hold(self, span: Duration) -> Self {
-        Self { mutex: self.mutex.max_hold(span), ..self }
-    }
-
-    /// Keeps the name closed for at least this long.
-    pub fn hold_at_least(self, span: Duration) -> Self {
-        Self { mutex: self.mutex.hold_at_least(span), ..self }
-    }
-
-    /// Lets the same client enter again while it holds. Each entry has the same fence and counts.
-    pub fn reentrant(self) -> Self {
-        Self { mutex: self.mutex.reentrant(), ..self }
-    }
-
-    /// Whether to look for deadlocks while this waits; by default yes.
-    pub fn deadlock_detection(self, on: bool) -> Self {
-        Self { mutex: self.mutex.deadlock_detection(on), ..self }
+    /// Sets options. What they do not set stays as it is.
+    pub fn options(self, options: LockOptions) -> Self {
+        Self { mutex: self.mutex.options(options), ..self }
     }
 
     /// Blocks until the caller holds the lock.
@@ -208,7 +190,7 @@ impl Lease {
     }
 
     /// The fencing token.
-    pub fn fence(&self) -> u64 {
+    pub fn fence(&self) -> Fence {
         self.lease.fence()
     }
 
@@ -255,6 +237,12 @@ impl Lease {
     /// Replaces the text that others may read, up to 4 KiB.
     pub fn set_note(&self, note: impl AsRef<str>) -> Result<()> {
         self.runtime.block_on(self.lease.set_note(note))
+    }
+
+    /// Replaces the note by JSON.
+    #[cfg(feature = "json")]
+    pub fn set_note_json(&self, note: &impl serde::Serialize) -> Result<()> {
+        self.runtime.block_on(self.lease.set_note_json(note))
     }
 
     /// The lease as text, which another process can adopt.

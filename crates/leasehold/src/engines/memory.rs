@@ -19,7 +19,7 @@ use crate::engine::bell::Bell;
 use crate::engine::kit::hearers::Hearers;
 use crate::engine::kit::thread_shard::CachePadded;
 use crate::engine::{
-    Admin, Amend, Capabilities, ClaimMany, ClaimNow, Convert, Counting, Counts, Engine, Event,
+    Administer, Amend, Capabilities, ClaimMany, ClaimNow, Convert, Counting, Counts, Engine, Event,
     EventKind, Eviction, Finding, HolderMessage, HolderMessages, Info, Level, LineView, Notice,
     Page, Parts, Query, ReleaseNow, Resize, Resized, Select, Totals, Unattended, Wait, WaitNotices,
     Wake, Watch,
@@ -257,9 +257,9 @@ impl Store {
 
     fn tell(&self, kind: EventKind, name: &Name, entry: &Entry<Ringer>) {
         if self.is_watched() {
-            let (holder, fence) = (entry.holder.clone(), entry.fence);
+            let (name, holder, fence) = (name.clone(), entry.holder.clone(), entry.fence.into());
             // A watcher that left between the two lines misses nothing.
-            let _watched = self.events.send(Event { kind, name: name.clone(), holder, fence });
+            let _watched = self.events.send(Event { kind, name, holder, fence });
         }
     }
 
@@ -698,7 +698,7 @@ impl Watch for Memory {
 }
 
 #[async_trait]
-impl Admin for Memory {
+impl Administer for Memory {
     async fn evict(&self, order: &Eviction) -> Result<Vec<Holder>> {
         let now = self.store.clock.now();
         let hash = self.store.hash(&order.name);

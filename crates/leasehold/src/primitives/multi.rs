@@ -13,6 +13,7 @@ use crate::client::Client;
 use crate::clock::Moment;
 use crate::error::{Error, Invalid, LostCause, Result, TryLockError};
 use crate::lease::Lease;
+use crate::options::LockOptions;
 use crate::rule::claim::Standing;
 use crate::rule::name::Name;
 use crate::runtime::acquire::{ClaimGuard, FIRST_ANSWER, NO_WAIT, Request};
@@ -67,6 +68,12 @@ impl Multi {
             return Err(Invalid::Setting { what, rule });
         }
         Ok(sorted)
+    }
+
+    /// Sets options of each of them. What they do not set stays as it is.
+    pub fn options(self, options: LockOptions) -> Self {
+        let each = |request: Request| request.options(options.clone());
+        Self { requests: self.requests.map(|all| all.into_iter().map(each).collect()) }
     }
 
     /// Waits until the caller holds all of them, for as long as it takes.
@@ -282,7 +289,7 @@ impl Client {
     /// # }
     /// ```
     pub fn mutexes(&self, names: impl IntoIterator<Item = impl AsRef<str>>) -> Multi {
-        Multi::new(names.into_iter().map(|name| self.claim(name)))
+        Multi::new(names.into_iter().map(|name| self.request(name)))
     }
 
     /// Claims of this client on several names, each with its own mode and options, all or none.

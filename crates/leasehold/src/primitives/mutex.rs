@@ -5,13 +5,14 @@ use std::time::Duration;
 use crate::client::Client;
 use crate::error::{Result, TryLockError};
 use crate::lease::Lease;
+use crate::options::LockOptions;
 use crate::runtime::acquire::Request;
 
 /// A lock that one holder at a time has; made by [`Client::mutex`].
 ///
 /// The value holds nothing itself: keep it, clone it and use it from many tasks. Each `lock` is a
-/// claim of its own, so a second one waits for the first unless it is
-/// [`reentrant`](Self::reentrant).
+/// claim of its own, so a second one waits for the first unless the option
+/// [`reentrant`](LockOptions::reentrant) is set.
 #[derive(Debug, Clone)]
 #[must_use = "it does nothing until it is asked for a lease"]
 pub struct Mutex {
@@ -33,36 +34,9 @@ impl Mutex {
         Self { request: self.request.note(note) }
     }
 
-    /// Whether the client renews the lease until the caller gives it back.
-    pub fn renew(self, renew: bool) -> Self {
-        Self { request: self.request.renew(renew) }
-    }
-
-    /// Gives the lease back after this long, even if its holder still works.
-    pub fn max_hold(self, span: Duration) -> Self {
-        Self { request: self.request.max_hold(span) }
-    }
-
-    /// Keeps the name closed for at least this long.
-    pub fn hold_at_least(self, span: Duration) -> Self {
-        Self { request: self.request.hold_at_least(span) }
-    }
-
-    /// Keeps the name closed for this long after a failure lost the lease; see
-    /// [`Request::lock_delay`].
-    pub fn lock_delay(self, span: Duration) -> Self {
-        Self { request: self.request.lock_delay(span) }
-    }
-
-    /// Lets the same client enter again while it holds. Each entry has the same fence and counts.
-    pub fn reentrant(self) -> Self {
-        Self { request: self.request.reentrant() }
-    }
-
-    /// Whether to look for deadlocks while this waits. The default is the client's setting, which
-    /// is yes by default.
-    pub fn deadlock_detection(self, on: bool) -> Self {
-        Self { request: self.request.deadlock_detection(on) }
+    /// Sets options. What they do not set stays as it is.
+    pub fn options(self, options: LockOptions) -> Self {
+        Self { request: self.request.options(options) }
     }
 
     /// Waits for the lock for as long as it takes.

@@ -8,6 +8,7 @@
 use std::time::Duration;
 
 use crate::error::{Error, Invalid, Result, UnlessHeld};
+use crate::options::LockOptions;
 use crate::rule::claim::{Mode, Ttl};
 use crate::runtime::acquire::{NO_WAIT, Request};
 use crate::runtime::facts::note_of_unit;
@@ -70,7 +71,8 @@ pub enum Unit {
 impl RateLimiter {
     pub(crate) fn new(request: Request, units: u32, period: Duration) -> Self {
         let mode = Mode::Permits { take: 1, of: units };
-        let request = request.mode(mode).ttl(period).renew(false).note(note_of_unit(""));
+        let unit = LockOptions::new().ttl(period).renew(false).note(note_of_unit(""));
+        let request = request.mode(mode).options(unit);
         Self { request, units, period }
     }
 
@@ -120,7 +122,7 @@ impl RateLimiter {
     /// When a caller that came now would get a unit: after one for each waiting claim has ended.
     async fn due(&self) -> Result<Unit> {
         let name = self.request.name()?;
-        let line = self.request.client().show(name.as_str()).await?;
+        let line = self.request.client().line(name.as_str()).await?;
         let Some(line) = line else { return Ok(Unit::DueIn(Duration::ZERO)) };
         let mut ends: Vec<Duration> = line.held.iter().map(|unit| unit.remaining).collect();
         ends.sort_unstable();

@@ -6,8 +6,9 @@
 use std::ops::Deref;
 use std::time::Duration;
 
-use crate::error::{Error, LostCause, Result, TryLockError};
+use crate::error::{Error, Invalid, LostCause, Result, TryLockError};
 use crate::lease::Lease;
+use crate::options::LockOptions;
 use crate::rule::claim::{Amended, Mode, Released};
 use crate::runtime::acquire::Request;
 
@@ -54,13 +55,19 @@ impl RwLock {
         Self { request: self.request.note(note) }
     }
 
-    /// Gives a lease back after this long, even if its holder still works.
-    pub fn max_hold(self, span: Duration) -> Self {
-        Self { request: self.request.max_hold(span) }
+    /// Sets options. What they do not set stays as it is. A read/write lock cannot be
+    /// [`reentrant`](LockOptions::reentrant).
+    pub fn options(self, options: LockOptions) -> Self {
+        Self { request: self.request.options(options) }
     }
 
-    fn as_mode(&self, mode: Mode) -> Request {
-        self.request.clone().mode(mode)
+    /// The request for a mode. Two entries of one writer could downgrade it under each other.
+    fn as_mode(&self, mode: Mode) -> Result<Request> {
+        if self.request.is_reentrant() {
+            let (what, rule) = ("reentrant", "only for exclusive locks");
+            return Err(Error::Invalid(Invalid::Setting { what, rule }));
+        }
+        Ok(self.request.clone().mode(mode))
     }
 
     /// Waits to read for as long as it takes: until no writer holds or waits before it.
@@ -69,7 +76,7 @@ impl RwLock {
     ///
     /// Dropping the future at any point takes the claim out of the line; a place in line is lost.
     pub async fn read(&self) -> Result<ReadLease> {
-        self.as_mode(Mode::Shared).acquire().await.map(ReadLease::new)
+        self.as_mode(Mode::Shared)?.acquire().await.map(ReadLease::new)
     }
 
     /// Reads if that is possible now; not while a writer holds or waits.
@@ -78,7 +85,7 @@ impl RwLock {
     ///
     /// As [`read`](Self::read).
     pub async fn try_read(&self) -> Result<ReadLease, TryLockError> {
-        self.as_mode(Mode::Shared).try_acquire().await.map(ReadLease::new)
+        self.as_mode(Mode::Shared)?.try_acquire().await.map(ReadLease::new)
     }
 
     /// Waits to read for at most `span`. If it was not granted by then, says who holds.
@@ -87,7 +94,7 @@ impl RwLock {
     ///
     /// As [`read`](Self::read).
     pub async fn read_within(&self, span: Duration) -> Result<ReadLease, TryLockError> {
-        self.as_mode(Mode::Shared).acquire_within(span).await.map(ReadLease::new)
+        self.as_mode(Mode::Shared)?.acquire_within(span).await.map(ReadLease::new)
     }
 
     /// Waits to write for as long as it takes: until all claims before it have ended.
@@ -96,7 +103,7 @@ impl RwLock {
     ///
     /// As [`read`](Self::read). The readers that waited behind it go on.
     pub async fn write(&self) -> Result<WriteLease> {
-        self.as_mode(Mode::Exclusive).acquire().await.map(WriteLease)
+        self.as_mode(Mode::Exclusive)?.acquire().await.map(WriteLease)
     }
 
     /// Writes if that is possible now; not while another claim holds or waits.
@@ -105,7 +112,7 @@ impl RwLock {
     ///
     /// As [`write`](Self::write).
     pub async fn try_write(&self) -> Result<WriteLease, TryLockError> {
-        self.as_mode(Mode::Exclusive).try_acquire().await.map(WriteLease)
+        self.as_mode(Mode::Exclusive)?.try_acquire().await.map(WriteLease)
     }
 
     /// Waits to write for at most `span`. If it was not granted by then, says who holds.
@@ -114,7 +121,7 @@ impl RwLock {
     ///
     /// As [`write`](Self::write).
     pub async fn write_within(&self, span: Duration) -> Result<WriteLease, TryLockError> {
-        self.as_mode(Mode::Exclusive).acquire_within(span).await.map(WriteLease)
+        self.as_mode(Mode::Exclusive)?.acquire_within(span).await.map(WriteLease)
     }
 }
 

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use crate::error::{Result, TryLockError};
 use crate::lease::Lease;
+use crate::options::LockOptions;
 use crate::rule::claim::Mode;
 use crate::runtime::acquire::Request;
 
@@ -31,7 +32,7 @@ use crate::runtime::acquire::Request;
 /// order of arrival, so claims for one permit do not overtake a claim for many. All claims on a
 /// name must have the same limit. While the line is in use, another limit gets
 /// [`Error::Mismatch`](crate::Error::Mismatch). An administrator changes the limit with
-/// [`Client::resize`](crate::Client::resize).
+/// [`Admin::resize`](crate::Admin::resize).
 #[derive(Debug, Clone)]
 #[must_use = "it does nothing until it is asked for a lease"]
 pub struct Semaphore {
@@ -59,9 +60,9 @@ impl Semaphore {
         Self { request: self.request.note(note), ..self }
     }
 
-    /// Gives permits back after this long, even if their holder still works.
-    pub fn max_hold(self, span: Duration) -> Self {
-        Self { request: self.request.max_hold(span), ..self }
+    /// Sets options. What they do not set stays as it is.
+    pub fn options(self, options: LockOptions) -> Self {
+        Self { request: self.request.options(options), ..self }
     }
 
     fn take(&self, take: u32) -> Request {

@@ -16,6 +16,7 @@ use crate::engine::{Query, Wake, unsupported};
 use crate::error::{Cycle, Error, Held, Result, TryLockError};
 use crate::lease::Lease;
 use crate::observe::Measure;
+use crate::options::LockOptions;
 use crate::rule::claim::{
     Claim, ClaimKey, ClaimRef, Holder, HolderId, Mode, Note, Standing, Token, Ttl,
 };
@@ -46,7 +47,7 @@ pub(crate) const NO_WAIT: Moment = Moment::from_nanos(0);
 
 /// A claim to be made: its options, and the ways to wait for it.
 ///
-/// Made by [`Client::claim`]; [`Mutex`](crate::Mutex) is this with exclusive mode. It can be used
+/// Made by [`Client::request`]; [`Mutex`](crate::Mutex) is this with exclusive mode. It can be used
 /// any number of times; each use is a claim of its own.
 #[derive(Debug, Clone)]
 #[must_use = "it does nothing until it is asked for a lease"]
@@ -54,14 +55,7 @@ pub struct Request {
     client: Client,
     name: std::result::Result<Name, crate::error::Invalid>,
     mode: Mode,
-    ttl: Duration,
-    note: String,
-    renew: bool,
-    bounds: Option<Box<HoldLimits>>,
-    reentrant: bool,
-    alone: bool,
-    detect: bool,
-    holding: Vec<Name>,
+    options: LockOptions,
 }
 
 impl Request {
@@ -70,19 +64,7 @@ impl Request {
             Error::Invalid(invalid) => invalid,
             _ => crate::error::Invalid::NameEmpty,
         });
-        Self {
-            client,
-            name,
-            mode: Mode::Exclusive,
-            ttl: Ttl::DEFAULT.get(),
-            note: String::new(),
-            renew: true,
-            bounds: None,
-            reentrant: false,
-            alone: false,
-            detect: true,
-            holding: Vec::new(),
-        }
+        Self { client, name, mode: Mode::Exclusive, options: LockOptions::new() }
     }
 
     pub(crate) fn client(&self) -> &Client {
@@ -100,78 +82,19 @@ impl Request {
         self
     }
 
-    /// How long the lease lasts without renewal: 100 ms to 24 h, 30 s unless said otherwise.
-    ///
-    /// A holder that dies keeps the others waiting for at most this long.
-    pub fn ttl(mut self, ttl: Duration) -> Self {
-        self.ttl = ttl;
-        self
+    /// How long the lease lasts without renewal; see [`LockOptions::ttl`].
+    pub fn ttl(self, ttl: Duration) -> Self {
+        self.options(LockOptions::new().ttl(ttl))
     }
 
-    /// Text for others to read while the claim is in line: up to 4 KiB.
-    pub fn note(mut self, note: impl Into<String>) -> Self {
-        self.note = note.into();
-        self
+    /// Text for others to read; see [`LockOptions::note`].
+    pub fn note(self, note: impl Into<String>) -> Self {
+        self.options(LockOptions::new().note(note))
     }
 
-    /// Whether the lease is renewed until it is given back. Without, it ends after its ttl.
-    pub fn renew(mut self, renew: bool) -> Self {
-        self.renew = renew;
-        self
-    }
-
-    /// Gives the lease back after this long, whatever its holder does: for work that may hang.
-    pub fn max_hold(mut self, span: Duration) -> Self {
-        self.bounds.get_or_insert_default().hold_at_most = Some(span);
-        self
-    }
-
-    /// Keeps the name closed for at least this long, even if the lease is given back earlier: for
-    /// jobs so short that a second machine would start them again. Nobody has the lease meanwhile:
-    /// its handle is stale from then on.
-    ///
-    /// PostgreSQL's advisory locks end with the process that took them, so there the claim is
-    /// refused.
-    pub fn hold_at_least(mut self, span: Duration) -> Self {
-        self.bounds.get_or_insert_default().hold_at_least = Some(span);
-        self
-    }
-
-    /// Keeps the name closed for this long after the lease was lost, by a crash, a cut or a pause:
-    /// for resources that cannot check fences, so that what the old holder still has on its way
-    /// arrives before the next one begins. A lease that is given back is free at once.
-    ///
-    /// Together with the ttl at most 24 h. It makes waiting for the lock one exchange longer.
-    pub fn lock_delay(mut self, span: Duration) -> Self {
-        self.bounds.get_or_insert_default().delay = span;
-        self
-    }
-
-    /// Lets the same client enter again while it holds: same fence, counted.
-    pub fn reentrant(mut self) -> Self {
-        self.reentrant = true;
-        self
-    }
-
-    /// Says that this holder does one thing at a time: waiting for a name that it holds itself is
-    /// then a deadlock, and reported as one instead of waited for. Whatever the client holds, it
-    /// keeps while this waits, whichever task took it.
-    pub fn one_at_a_time(mut self) -> Self {
-        self.alone = true;
-        self
-    }
-
-    /// Names that the same holder keeps through another client or process while this waits, for
-    /// deadlock detection. What this client took in the same task, it knows.
-    pub fn holding(mut self, names: impl IntoIterator<Item = Name>) -> Self {
-        self.holding = names.into_iter().collect();
-        self
-    }
-
-    /// Whether to look for deadlocks while this waits; yes unless said otherwise here or for the
-    /// whole client. A wait without it is no part of a deadlock for others either.
-    pub fn deadlock_detection(mut self, on: bool) -> Self {
-        self.detect = on;
+    /// Sets options. What they do not set stays as it is.
+    pub fn options(mut self, options: LockOptions) -> Self {
+        self.options = options.over(self.options);
         self
     }
 
@@ -239,7 +162,7 @@ impl Request {
     fn try_local(&self) -> Option<Lease> {
         let keeper = &self.client.inner.keeper;
         let part = keeper.claim_now.as_ref()?;
-        if self.reentrant || tracing::enabled!(tracing::Level::DEBUG) {
+        if self.is_reentrant() || tracing::enabled!(tracing::Level::DEBUG) {
             return None;
         }
         let (name, mode, note, terms) = self.checked().ok()?;
@@ -288,8 +211,9 @@ impl Request {
         }
         let client = &self.client;
         let (request, claim) = (self, &claim);
-        let acquiring = Acquiring { client, request, claim, alone: self.alone, deadline, begun };
-        let acquired = if self.reentrant {
+        let alone = self.options.detects_self_deadlock();
+        let acquiring = Acquiring { client, request, claim, alone, deadline, begun };
+        let acquired = if self.is_reentrant() {
             acquiring.again(terms).await
         } else if tracing::enabled!(tracing::Level::DEBUG) {
             acquiring.traced(terms).await
@@ -308,7 +232,7 @@ impl Request {
     /// of `once` a lock.
     pub(crate) async fn told_apart(&self, error: Error) -> Error {
         let Error::Mismatch { name, mut in_force, mut asked } = error else { return error };
-        match self.client.show(name.as_str()).await {
+        match self.client.line(name.as_str()).await {
             Ok(Some(line)) => {
                 if let Some(first) = line.held.first().or(line.waiting.first()) {
                     in_force = facts::kind_of(first.mode, &first.note);
@@ -318,7 +242,7 @@ impl Request {
             // The engine's words are right too.
             Err(error) => tracing::debug!(%error, %name, "a mismatch is not looked into"),
         }
-        if let Ok(note) = Note::new(&self.note) {
+        if let Ok(note) = Note::new(self.options.note_text()) {
             asked = facts::kind_of(self.mode, &note);
         }
         Error::Mismatch { name, in_force, asked }
@@ -326,11 +250,12 @@ impl Request {
 
     /// How long the store must keep the lease although no client renews it.
     fn unrenewed(&self) -> Option<Duration> {
-        let bounds = self.bounds.as_deref();
-        let delay = bounds.map_or(Duration::ZERO, |bounds| bounds.delay);
+        let limits = self.options.limits();
+        let delay = limits.as_ref().map_or(Duration::ZERO, |limits| limits.delay);
         // What is lost, nobody renews, and the name must stay closed for the delay then.
-        let whole = (!self.renew || !delay.is_zero()).then_some(self.ttl + delay);
-        whole.max(bounds.and_then(|bounds| bounds.hold_at_least))
+        let is_whole = !self.options.renews() || !delay.is_zero();
+        let whole = is_whole.then_some(self.options.ttl_or_default() + delay);
+        whole.max(limits.and_then(|limits| limits.hold_at_least))
     }
 
     /// Refuses what the store would not keep, within the caller's time.
@@ -372,16 +297,21 @@ impl Request {
             Ok(name) => name,
             Err(invalid) => return Err(invalid.clone().into()),
         };
-        let ttl = Ttl::new(self.ttl)?;
+        let ttl = Ttl::new(self.options.ttl_or_default())?;
         let mode = self.mode.checked()?;
         self.check_mode(mode)?;
-        let note = Note::new(&self.note)?;
-        self.check_spans()?;
+        if self.is_reentrant() && mode != Mode::Exclusive {
+            let (what, rule) = ("reentrant", "only for exclusive locks");
+            return Err(Error::Invalid(crate::error::Invalid::Setting { what, rule }));
+        }
+        let note = Note::new(self.options.note_text())?;
+        let limits = self.options.limits();
+        self.check_limits(limits.as_ref())?;
         let terms = LeaseTerms {
             ttl,
-            renew: self.renew,
+            renew: self.options.renews(),
             renew_at_percent: self.client.inner.renew_at_percent,
-            bounds: self.bounds.clone(),
+            bounds: limits.map(Box::new),
         };
         Ok((name, mode, note, terms))
     }
@@ -405,20 +335,20 @@ impl Request {
     }
 
     pub(crate) fn is_reentrant(&self) -> bool {
-        self.reentrant
+        self.options.is_reentrant()
     }
 
-    fn check_spans(&self) -> Result<()> {
-        let Some(bounds) = &self.bounds else { return Ok(()) };
+    fn check_limits(&self, limits: Option<&HoldLimits>) -> Result<()> {
+        let Some(bounds) = limits else { return Ok(()) };
         for span in [bounds.hold_at_least, bounds.hold_at_most].into_iter().flatten() {
             if span.is_zero() || span > Ttl::MAX {
                 return Err(Error::Invalid(crate::error::Invalid::Setting {
-                    what: "hold-at-least and max-hold",
+                    what: "hold_at_least and hold_at_most",
                     rule: "longer than nothing and at most 24 h",
                 }));
             }
         }
-        if self.ttl.saturating_add(bounds.delay) > Ttl::MAX {
+        if self.options.ttl_or_default().saturating_add(bounds.delay) > Ttl::MAX {
             let (what, rule) = ("ttl and lock delay", "together at most 24 h");
             return Err(Error::Invalid(crate::error::Invalid::Setting { what, rule }));
         }
@@ -672,10 +602,11 @@ impl Acquiring<'_> {
     /// The search for deadlocks while this claim waits; `None` if nobody wants or has it.
     fn search(&self, claim_state: &Arc<ClaimState>) -> Option<BoxFuture<'_, Found>> {
         let inner = &self.client.inner;
-        let able = inner.keeper.parts.wait_notices.is_some() && self.request.detect;
+        let able =
+            inner.keeper.parts.wait_notices.is_some() && self.request.options.detects_deadlocks();
         let period = inner.deadlock_period.filter(|_| able)?;
         let (keeper, claim, alone) = (&inner.keeper, self.claim, self.alone);
-        let (claim_state, holding) = (Arc::clone(claim_state), &self.request.holding);
+        let (claim_state, holding) = (Arc::clone(claim_state), self.request.options.held_names());
         let search = Search { keeper, claim, claim_state, period, alone, holding };
         Some(Box::pin(search.run()))
     }

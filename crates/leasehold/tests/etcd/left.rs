@@ -50,7 +50,7 @@ async fn client_that_ends_the_last_claim_of_a_closed_client_ends_its_lease() {
     assert_eq!(two.release(&handles[0]).await.expect("an answer"), Released::Released);
     let taken_up = two.adopt(&handles[1]).await.expect("it is held");
     assert!(lease_ids(&server).contains(&left[0]), "a claim is on it");
-    two.force_release("evicted", "left over").await.expect("an answer");
+    two.admin().force_release("evicted", "left over").await.expect("an answer");
     assert!(!lease_ids(&server).contains(&left[0]), "nothing is on it any more");
     assert!(taken_up.is_held());
     assert_eq!(taken_up.release().await.expect("an answer"), Released::Released);

@@ -33,7 +33,7 @@ async fn bell_of_a_lost_place_does_not_grant_the_next_one() {
     let far = client(&format!("etcd://{}", proxy.address())).await;
     let first = near.mutex("hole").ttl(LONG).lock().await.expect("free");
     let ttl = Duration::from_secs(2);
-    let waiters: Vec<_> = (0..4).map(|_| Waiter::start(far.claim("hole").ttl(ttl))).collect();
+    let waiters: Vec<_> = (0..4).map(|_| Waiter::start(far.request("hole").ttl(ttl))).collect();
     until_waiting(&near, "hole", 4).await;
     proxy.block(Direction::Both);
     // First their places are gone, then the holder before them. They hear both at once.

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use leasehold::clock::VirtualClock;
 use leasehold::layer::chaos::{Trouble, Verb};
 use leasehold::memory::Memory;
-use leasehold::{Client, Error, LeaseState, LostCause, Name, Released, UnlessHeld};
+use leasehold::{Client, Error, LeaseState, LockOptions, LostCause, Name, Released, UnlessHeld};
 
 use crate::support::{
     LONG, is_free, on_every_store, on_stores_that, soon, until, until_free, until_waiting,
@@ -98,7 +98,7 @@ fn f07_hung_work_is_stopped_and_its_lease_given_back_at_max_hold() {
     on_every_store(async |store| {
         let (client, other) = (store.client(), store.client());
         let span = Duration::from_millis(150);
-        let mutex = client.mutex("hung").ttl(LONG).max_hold(span);
+        let mutex = client.mutex("hung").ttl(LONG).options(LockOptions::new().hold_at_most(span));
         let begun = Instant::now();
         let work = soon(
             "the end of the work",
@@ -107,7 +107,7 @@ fn f07_hung_work_is_stopped_and_its_lease_given_back_at_max_hold() {
             }),
         );
         let error = work.await.expect_err("the work never ends by itself");
-        assert!(matches!(error, Error::Lost { cause: LostCause::MaxHold, .. }), "{error:?}");
+        assert!(matches!(error, Error::Lost { cause: LostCause::HoldAtMost, .. }), "{error:?}");
         assert!(begun.elapsed() >= span);
         until_free(&other, "hung").await;
         assert_eq!(client.stats().active, 0);
@@ -200,7 +200,7 @@ fn f16_same_label_is_not_the_same_holder() {
             async move { mutex.lock().await }
         });
         until_waiting(&one, "label", 1).await;
-        let line = one.show("label").await.expect("an answer").expect("two are in line");
+        let line = one.line("label").await.expect("an answer").expect("two are in line");
         assert_eq!(line.held[0].holder.label(), line.waiting[0].holder.label());
         assert_ne!(line.held[0].holder, line.waiting[0].holder);
         let fence = lease.fence();
@@ -216,7 +216,7 @@ async fn lease_after_a_long_wait_behind_its_own_client_is_fresh() {
     let (one, two) = (memory.client().expect("a client"), memory.client().expect("a client"));
     let hours = Duration::from_secs(10 * 3_600);
     let held = one.mutex("entrance").ttl(hours).lock().await.expect("a lease");
-    let mutex = two.mutex("entrance").reentrant();
+    let mutex = two.mutex("entrance").options(LockOptions::new().reentrant());
     let enter = || {
         let mutex = mutex.clone();
         tokio::spawn(async move { mutex.lock().await })

@@ -12,7 +12,8 @@ use leasehold::layer::chaos::{Trouble, Verb};
 use leasehold::layer::retry::RetryPolicy;
 use leasehold::observe::{Measure, Observer};
 use leasehold::{
-    Client, Error, Handle, Lease, LostCause, Mode, Mutex as Lock, Name, Request, UnlessHeld,
+    Client, Error, Handle, Lease, LockOptions, LostCause, Mode, Mutex as Lock, Name, Request,
+    UnlessHeld,
 };
 
 use crate::support::{Hooks, LONG, on_every_store, soon, until, until_waiting};
@@ -294,7 +295,7 @@ fn a_claim_that_is_granted_before_the_look_at_its_line_is_no_deadlock() {
             })),
         };
         let client = Client::builder().engine(store.hooked(hooks)).expect("a client");
-        let waiting = client.claim("n").one_at_a_time();
+        let waiting = client.request("n").options(LockOptions::new().detect_self_deadlock());
         let lease = tokio::time::timeout(Duration::from_secs(20), waiting.acquire()).await;
         let lease = lease.expect("in time").expect("no deadlock");
         assert!(lease.is_held());

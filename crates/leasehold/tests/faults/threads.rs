@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use leasehold::layer::chaos::{Trouble, Verb};
-use leasehold::{Client, LeaseState, Released, UnlessHeld, blocking};
+use leasehold::{Client, LeaseState, LockOptions, Released, UnlessHeld, blocking};
 
 use crate::support::{LONG, Store, on_every_store, runtime, stores, until, until_free};
 
@@ -87,7 +87,7 @@ fn urls() -> Vec<(String, Option<tempfile::TempDir>)> {
     urls.push((crate::support::etcd_url(), None));
     #[cfg(feature = "postgres")]
     urls.extend([(crate::support::postgres_url(), None), (crate::support::advisory_url(), None)]);
-    #[cfg(feature = "redis")]
+    #[cfg(feature = "redlock")]
     {
         let (redis, redlock) = crate::support::redis_urls();
         urls.extend([(redis, None), (redlock, None)]);
@@ -161,7 +161,12 @@ fn blocking_calls_do_what_their_namesakes_do() {
             assert_eq!(lease.release().expect("an answer"), Released::Released);
         }
         let short = Duration::from_millis(200);
-        let lease = one.mutex("calls").ttl(short).renew(false).lock().expect("a lease");
+        let lease = one
+            .mutex("calls")
+            .ttl(short)
+            .options(LockOptions::new().renew(false))
+            .lock()
+            .expect("a lease");
         assert_eq!(lease.lost(), leasehold::LostCause::Expired);
         one.close().expect("closed");
         assert!(one.mutex("calls").lock().is_err());

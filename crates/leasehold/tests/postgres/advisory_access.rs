@@ -43,8 +43,8 @@ async fn a_missing_right_is_answered_with_the_statements_that_give_it() {
     // An administrator installs the output of `init --print`, which needs no rights.
     let script = Advisory::open(&url).await.expect("enough to print").schema();
     let by_hand = plain(&admin).await;
-    by_hand.batch_execute(script).await.expect("installed");
-    by_hand.batch_execute(script).await.expect("harmless");
+    by_hand.batch_execute(&script).await.expect("installed");
+    by_hand.batch_execute(&script).await.expect("harmless");
     let error = refused(&url).await.to_string();
     let grants = error.split_once("try again: ").expect("statements").1;
     by_hand.batch_execute(grants).await.expect("run by an administrator");
@@ -53,7 +53,7 @@ async fn a_missing_right_is_answered_with_the_statements_that_give_it() {
     // A client also needs a right to end another client's session.
     let boss = connect(&admin).await.expect("connected");
     let held = boss.mutex("m").ttl(LONG).lock().await.expect("a lease");
-    let error = client.force_release("m", "stuck").await.expect_err("refused").to_string();
+    let error = client.admin().force_release("m", "stuck").await.expect_err("refused").to_string();
     assert!(error.contains("pg_signal_backend"), "{error}");
     assert!(lease.is_held() && held.is_held());
 }
@@ -66,7 +66,7 @@ async fn nothing_is_installed_where_the_url_says_so() {
     assert!(error.contains("leasehold init"), "{error}");
     let none = "SELECT to_regnamespace('leasehold') IS NULL";
     assert!(truth(&plain(&url).await, none).await, "asking for it installs nothing");
-    client.install().await.expect("installed");
+    client.admin().install().await.expect("installed");
     drop(client.mutex("n").lock().await.expect("a lease"));
 }
 
@@ -125,7 +125,7 @@ async fn a_server_that_is_gone_is_unreachable_and_its_leases_are_lost() {
 
 /// The finding of `doctor` about a subject.
 async fn said(client: &Client, subject: &str) -> (Level, String) {
-    let findings = client.examine().await.expect("an answer");
+    let findings = client.admin().examine().await.expect("an answer");
     let finding = findings.into_iter().find(|finding| finding.subject == subject);
     finding.map(|finding| (finding.level, finding.found)).expect("looked at")
 }

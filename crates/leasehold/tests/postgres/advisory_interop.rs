@@ -17,9 +17,9 @@ async fn plain_advisory_locks_and_ours_exclude_each_other() {
         let client = connect(format!("{url}?keys={keys}")).await.expect("connected");
         other.batch_execute(&format!("SELECT pg_advisory_lock({key})")).await.expect("locked");
         assert!(client.mutex(name).try_lock().await.unless_held().expect("an answer").is_none());
-        let next = waiter(client.claim(name).ttl(LONG));
+        let next = waiter(client.request(name).ttl(LONG));
         until_waiting(&client, name, 1).await;
-        let line = client.show(name).await.expect("an answer").expect("a line");
+        let line = client.line(name).await.expect("an answer").expect("a line");
         assert!(line.held[0].holder.label().contains("pid"), "{line:?}");
         assert!(truth(&other, &format!("SELECT pg_advisory_unlock({key})")).await);
         let lease = granted(next).await;
@@ -27,7 +27,7 @@ async fn plain_advisory_locks_and_ours_exclude_each_other() {
         assert!(!truth(&other, &format!("SELECT pg_try_advisory_lock_shared({key})")).await);
         lease.release().await.expect("an answer");
         assert!(truth(&other, &format!("SELECT pg_try_advisory_lock_shared({key})")).await);
-        let reader = client.claim(name).mode(Mode::Shared).try_acquire().await.unless_held();
+        let reader = client.request(name).mode(Mode::Shared).try_acquire().await.unless_held();
         assert!(reader.expect("an answer").is_some(), "readers share");
         assert!(client.mutex(name).try_lock().await.unless_held().expect("an answer").is_none());
         other.batch_execute("SELECT pg_advisory_unlock_all()").await.expect("unlocked");
@@ -90,7 +90,7 @@ async fn psycopg_on_the_keys_of_django_pglock_and_ours_exclude_each_other() {
     let mut peer = Peer::spawn(PeerKind::PsycopgAdvisory, &[&plain]).await.expect("a peer");
     assert!(peer.try_lock("report", LONG).await.expect("an answer"));
     assert!(client.mutex("report").try_lock().await.unless_held().expect("an answer").is_none());
-    let next = waiter(client.claim("report").ttl(LONG));
+    let next = waiter(client.request("report").ttl(LONG));
     until_waiting(&client, "report", 1).await;
     assert!(peer.release("report").await.expect("an answer"));
     let lease = granted(next).await;
@@ -116,17 +116,18 @@ async fn locks_of_others_are_listed_by_their_key() {
     let _lease = client.mutex("report").ttl(LONG).note("mine").lock().await.expect("a lease");
     other.batch_execute("SELECT pg_advisory_lock(5), pg_advisory_lock(6, 7)").await.expect("ok");
     let names = async || {
-        let page = client.inspect(&leasehold::engine::Query::all()).await.expect("an answer");
+        let page =
+            client.admin().inspect(&leasehold::engine::Query::all()).await.expect("an answer");
         page.lines.into_iter().map(|line| line.name.to_string()).collect::<Vec<_>>()
     };
     until("all three", async || names().await.len() == 3).await;
     assert_eq!(names().await, ["advisory:5", "advisory:6:7", "report"]);
     // Another client also sees the name, the holder and the note.
     let second = connect(&url).await.expect("connected");
-    let line = second.show("report").await.expect("an answer").expect("a line");
+    let line = second.line("report").await.expect("an answer").expect("a line");
     assert_eq!(line.held[0].note.as_str(), "mine");
     assert_eq!(line.held[0].holder, *client.holder());
-    let label = second.show("advisory:5").await.expect("an answer").expect("a line");
+    let label = second.line("advisory:5").await.expect("an answer").expect("a line");
     assert!(label.held[0].holder.label().starts_with("postgres pid "), "{label:?}");
 }
 
@@ -142,7 +143,7 @@ async fn locks_of_sqlx_and_ours_exclude_each_other() {
     let lock = PgAdvisoryLock::new("report");
     let guard = lock.acquire(connection).await.expect("locked");
     assert!(client.mutex("report").try_lock().await.unless_held().expect("an answer").is_none());
-    let next = waiter(client.claim("report").ttl(LONG));
+    let next = waiter(client.request("report").ttl(LONG));
     until_waiting(&client, "report", 1).await;
     let connection = guard.release_now().await.expect("unlocked");
     let lease = granted(next).await;

@@ -113,7 +113,7 @@ impl Pool {
 async fn f73_an_answer_of_another_server_process_ends_the_session_and_its_leases() {
     let pool = Pool::of_one().await;
     let client = pool.client().await;
-    let findings = client.examine().await.expect("an answer");
+    let findings = client.admin().examine().await.expect("an answer");
     let proxy = findings.iter().find(|finding| finding.subject == "proxy").expect("looked at");
     assert_eq!(proxy.level, Level::Bad, "{proxy:?}");
     let lease = client.mutex("n").ttl(LONG).lock().await.expect("a lease");
@@ -170,7 +170,7 @@ async fn f73_a_session_that_a_pooler_lends_is_lost_with_its_server_process() {
     let client = connect(advisory(pooler.url())).await.expect("nothing tells it");
     let other = connect(advisory(server.url())).await.expect("connected");
     let lease = client.mutex("n").ttl(LONG).lock().await.expect("a lease");
-    let next = waiter(other.claim("n").ttl(LONG));
+    let next = waiter(other.request("n").ttl(LONG));
     until_waiting(&other, "n", 1).await;
     let holder = "SELECT count(pg_terminate_backend(pid)) FROM pg_locks \
                   WHERE locktype = 'advisory' AND granted";

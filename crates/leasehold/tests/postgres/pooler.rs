@@ -23,22 +23,22 @@ async fn f73_everything_works_behind_a_pooler_and_bells_fall_back_to_polling() {
     let (one, two) = (connect(&pooled).await.expect("a"), connect(&pooled).await.expect("b"));
     let lease = one.mutex("n").ttl(LONG).lock().await.expect("a lease");
     assert!(two.mutex("n").try_lock().await.unless_held().expect("an answer").is_none());
-    let next = waiter(two.claim("n").ttl(LONG));
+    let next = waiter(two.request("n").ttl(LONG));
     until_waiting(&one, "n", 1).await;
     soon("a renewal", lease.extend(LONG)).await.expect("renewed");
     assert_eq!(lease.release().await.expect("an answer"), Released::Released);
     let lease = granted(next).await;
-    let findings = soon("the examination", two.examine()).await.expect("an answer");
+    let findings = soon("the examination", two.admin().examine()).await.expect("an answer");
     let bells = findings.iter().find(|finding| finding.subject == "bells").expect("looked at");
     assert_eq!(bells.level, Level::Warning, "{bells:?}");
     assert!(bells.found.contains("pooling proxy"), "{bells:?}");
     // Clients with and without a pooler are in one line.
     let direct = connect(format!("{}?schema={schema}", server().url())).await.expect("connected");
-    let next = waiter(direct.claim("n").ttl(LONG));
+    let next = waiter(direct.request("n").ttl(LONG));
     until_waiting(&one, "n", 1).await;
     lease.release().await.expect("an answer");
     assert!(granted(next).await.is_held());
-    let findings = direct.examine().await.expect("an answer");
+    let findings = direct.admin().examine().await.expect("an answer");
     let bells = findings.iter().find(|finding| finding.subject == "bells").expect("looked at");
     assert_eq!(bells.level, Level::Good, "{bells:?}");
 }
@@ -153,7 +153,7 @@ async fn f73_claim_given_up_behind_a_pooler_leaves_no_trace() {
     let keeper = plain(server().url()).await;
     let lock = format!("BEGIN; SELECT FROM {schema}.lines WHERE name = 'n' FOR UPDATE");
     keeper.batch_execute(&lock).await.expect("locked");
-    let given_up = waiter(client.claim("n").ttl(LONG));
+    let given_up = waiter(client.request("n").ttl(LONG));
     let waiting = format!(
         "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' \
          AND query LIKE '%{schema}%claim%'"
@@ -169,7 +169,7 @@ async fn f73_claim_given_up_behind_a_pooler_leaves_no_trace() {
     assert!(lease.expect("free").is_held());
     until_waiting(&direct, "n", 0).await;
     held.release().await.expect("an answer");
-    let after = granted(waiter(direct.claim("n").ttl(LONG))).await;
+    let after = granted(waiter(direct.request("n").ttl(LONG))).await;
     assert!(after.is_held());
 }
 
@@ -185,7 +185,7 @@ async fn f73_waiter_behind_a_pooler_is_warned_and_asks_about_twice_a_second() {
     let two = Client::builder().engine(engine).expect("a client");
     let lease = one.mutex("n").ttl(LONG).lock().await.expect("a lease");
     assert_eq!(said_here(), Vec::<String>::new(), "nobody waits yet");
-    let next = waiter(two.claim("n").ttl(LONG));
+    let next = waiter(two.request("n").ttl(LONG));
     until_waiting(&one, "n", 1).await;
     // On a busy machine the waiter may try again before it knows.
     until("the warning", async || !said_here().is_empty()).await;

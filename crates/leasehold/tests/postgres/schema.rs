@@ -22,7 +22,7 @@ async fn ten_clients_that_start_at_once_install_one_store() {
             let url = url.clone();
             tokio::spawn(async move {
                 let client = connect(&url).await?;
-                client.install().await.map(|()| client)
+                client.admin().install().await.map(|()| client)
             })
         })
         .collect();
@@ -62,8 +62,8 @@ async fn a_store_installed_by_an_administrator_is_used_with_granted_rights() {
     let there = format!("SELECT to_regnamespace('{schema}') IS NULL");
     assert_eq!(server().sql(&there).expect("an answer"), "t", "asking for it installs nothing");
     // By hand, as with `init --print | psql`; twice is harmless.
-    server().sql(leasehold::engine::Setup::schema(&engine)).expect("installed");
-    server().sql(leasehold::engine::Setup::schema(&engine)).expect("harmless");
+    server().sql(&leasehold::engine::Setup::schema(&engine)).expect("installed");
+    server().sql(&leasehold::engine::Setup::schema(&engine)).expect("harmless");
     let url = format!("postgres://{role}@{}/postgres?schema={schema}", server().address());
     let error = refused(&url).await.to_string();
     let grants = error.split_once("try again: ").expect("statements").1;
@@ -76,7 +76,7 @@ async fn a_store_installed_by_an_administrator_is_used_with_granted_rights() {
 async fn another_version_of_the_schema_is_refused_and_untouched() {
     let schema = fresh_schema();
     let url = format!("{}?schema={schema}", server().url());
-    connect(&url).await.expect("connected").install().await.expect("installed");
+    connect(&url).await.expect("connected").admin().install().await.expect("installed");
     server().sql(&format!("UPDATE {schema}.store SET version = 99")).expect("updated");
     let error = refused(&url).await;
     assert!(matches!(error, Error::Config(_)), "trying again does not help: {error:?}");
@@ -95,7 +95,7 @@ async fn schema_that_was_dropped_and_installed_again_is_another_store() {
     server().sql(&format!("DROP SCHEMA {schema} CASCADE")).expect("dropped");
     let error = client.mutex("n").lock().await.expect_err("it is gone").to_string();
     assert!(error.contains("leasehold init"), "{error}");
-    connect(&url).await.expect("connected").install().await.expect("installed anew");
+    connect(&url).await.expect("connected").admin().install().await.expect("installed anew");
     crate::support::terminate(server(), &format!("query LIKE '%\"{schema}\"%'"));
     let error = refused_until_reconnected(&client).await;
     assert!(matches!(error, Error::Replaced { .. }), "{error:?}");
@@ -158,7 +158,7 @@ async fn tls_is_used_with_the_servers_name_checked_and_never_silently_left_out()
     let ca = format!("sslmode=verify-full&sslrootcert={}", made.ca().display());
     let client = connect(url("localhost", &ca)).await.expect("connected");
     drop(client.mutex("n").lock().await.expect("a lease"));
-    let findings = client.examine().await.expect("an answer");
+    let findings = client.admin().examine().await.expect("an answer");
     let found = findings.iter().find(|finding| finding.subject == "encryption").expect("looked at");
     assert!(found.level == Level::Good && found.found.contains("TLS"), "{found:?}");
     let other = format!("sslmode=verify-full&sslrootcert={}", made.other_ca().display());
@@ -219,7 +219,7 @@ async fn a_server_that_is_gone_is_unreachable_at_once() {
 async fn settings_that_break_promises_are_found_by_the_examination() {
     let server = Postgres::new().setting("synchronous_commit", "off").start().await.expect("one");
     let client = connect(server.url()).await.expect("connected");
-    let findings = client.examine().await.expect("an answer");
+    let findings = client.admin().examine().await.expect("an answer");
     let level = |subject: &str| {
         findings.iter().find(|finding| finding.subject == subject).expect("looked at").level
     };

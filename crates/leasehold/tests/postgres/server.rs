@@ -18,7 +18,7 @@ async fn lease_survives(server: &Server, restart: impl AsyncFn()) {
     let client = connect(server.url()).await.expect("connected");
     let other = connect(server.url()).await.expect("connected");
     let lease = client.mutex("n").ttl(TTL).lock().await.expect("a lease");
-    let next = waiter(other.claim("n").ttl(TTL));
+    let next = waiter(other.request("n").ttl(TTL));
     until_waiting(&client, "n", 1).await;
     restart().await;
     soon("a renewal", async {
@@ -81,7 +81,7 @@ async fn f72_fences_of_a_promoted_standby_are_above_all_before_although_it_lagge
     // The last numbers of the lost server never came here.
     server.sql("SELECT setval('leasehold.arrivals', 1, false)").expect("set");
     let lease = soon("a grant", client.mutex("n").lock()).await.expect("a lease");
-    assert!(lease.fence() > last + 1_000_000, "{} after {last}", lease.fence());
+    assert!(lease.fence() > last.as_u64() + 1_000_000, "{} after {last}", lease.fence());
 }
 
 #[tokio::test]
@@ -113,7 +113,7 @@ async fn f76_a_lost_listener_is_replaced_and_bells_ring_again() {
     let url = format!("{}?schema={schema}", server().url());
     let (one, two) = (connect(&url).await.expect("a"), without_heartbeats(&url).await);
     let lease = one.mutex("n").ttl(LONG).lock().await.expect("a lease");
-    let next = waiter(two.claim("n").ttl(LONG));
+    let next = waiter(two.request("n").ttl(LONG));
     until_waiting(&one, "n", 1).await;
     let listens = format!("query LIKE 'LISTEN%{schema}%'");
     let listeners = async || {

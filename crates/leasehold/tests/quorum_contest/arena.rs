@@ -10,9 +10,9 @@ use std::time::Duration;
 
 use leasehold::clock::Moment;
 use leasehold::error::NodeReason;
-use leasehold::quorum::ballot::{Answer, Ballot, Order, Step, Terms};
-use leasehold::quorum::clocks::NodeClocks;
-use leasehold::quorum::node_line::{NodeLine, Position, Seed, Waiting};
+use leasehold::internal::quorum::ballot::{Answer, Ballot, Order, Step, Terms};
+use leasehold::internal::quorum::clocks::NodeClocks;
+use leasehold::internal::quorum::node_line::{NodeLine, Position, Seed, Waiting};
 
 /// The start of the nodes' clocks, in microseconds: some day in 2026.
 const EPOCH: u64 = 1_790_000_000_000_000;

@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use leasehold::clock::Moment;
 use leasehold::error::NodeReason;
-use leasehold::quorum::ballot::{Answer, Ballot, Order, Step, Terms, majority};
-use leasehold::quorum::node_line::Position;
-use leasehold::quorum::tally::{RenewalTally, Renewed};
+use leasehold::internal::quorum::ballot::{Answer, Ballot, Order, Step, Terms, majority};
+use leasehold::internal::quorum::node_line::Position;
+use leasehold::internal::quorum::tally::{RenewalTally, Renewed};
 
 use crate::node::{Node, Rejoin};
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use leasehold::claim::{Note, Standing};
-use leasehold::engine::{Admin, Amend, Convert, Engine, Query, Resize};
+use leasehold::engine::{Administer, Amend, Convert, Engine, Query, Resize};
 use leasehold::error::Config;
 use leasehold::redis::Redis;
 use leasehold::{Error, Holder, LeaseState, LostCause, Mode, Released, Result, UnlessHeld};
@@ -83,7 +83,7 @@ async fn migrate(group: &Group, from: &Server, slot: &str, half_way: impl AsyncF
 async fn f67_slot_moves_while_its_lock_is_held_and_waited_for() {
     let group = cluster().await;
     let (one, two) = (early_client(group.url()).await, client(group.url()).await);
-    let request = one.claim("report").ttl(Duration::from_secs(8));
+    let request = one.request("report").ttl(Duration::from_secs(8));
     let lease = request.acquire().await.expect("free");
     let waiter = Waiter::queue(&two, &two, "report", 0).await;
     let (from, slot) = place(&group, "lock:report");
@@ -97,7 +97,7 @@ async fn f67_slot_moves_while_its_lock_is_held_and_waited_for() {
     until_renewed(&lease).await;
     assert_eq!(lease.state(), LeaseState::Held);
     assert!(waiter.is_waiting());
-    let line = two.show("report").await.expect("an answer").expect("it is held");
+    let line = two.line("report").await.expect("an answer").expect("it is held");
     assert_eq!((line.held[0].fence, line.waiting.len()), (lease.fence(), 1));
     let fence = lease.fence();
     assert_eq!(lease.release().await.expect("an answer"), Released::Released);
@@ -115,7 +115,7 @@ async fn f67_claim_in_the_middle_of_a_move_is_answered_after_it() {
     let (from, slot) = place(&group, "lock:report");
     let mut asked = None;
     migrate(&group, from, &slot, async || {
-        asked = Some(Waiter::start(one.claim("report").ttl(LONG)));
+        asked = Some(Waiter::start(one.request("report").ttl(LONG)));
         tokio::time::sleep(Duration::from_millis(50)).await;
     })
     .await;
@@ -225,7 +225,7 @@ async fn cluster_asks_for_its_password_at_every_node() {
         lease.release().await.expect("an answer");
         waiter.granted().await.release().await.expect("an answer");
     }
-    one.examine().await.expect("doctor gets through");
+    one.admin().examine().await.expect("doctor gets through");
     let wrong = group.url().replace("p%40ss%2F1", "wrong-one");
     assert_ne!(wrong, group.url());
     for url in [wrong.clone(), wrong.replace(":wrong-one@", "")] {

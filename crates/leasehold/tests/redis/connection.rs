@@ -26,7 +26,7 @@ async fn tls_with_a_known_authority_works_for_every_connection() {
     let waiter = Waiter::queue(&one, &two, "report", 0).await;
     assert_eq!(lease.release().await.expect("an answer"), Released::Released);
     assert!(waiter.granted().await.is_held());
-    two.examine().await.expect("doctor gets through");
+    two.admin().examine().await.expect("doctor gets through");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -87,7 +87,7 @@ async fn tls_works_for_a_cluster_and_for_sentinels() {
         let waiter = Waiter::queue(&one, &two, "report", 0).await;
         lease.release().await.expect("an answer");
         let lease = waiter.granted().await;
-        assert_eq!(two.inspect(&Query::all()).await.expect("an answer").lines.len(), 1);
+        assert_eq!(two.admin().inspect(&Query::all()).await.expect("an answer").lines.len(), 1);
         assert_eq!(lease.release().await.expect("an answer"), Released::Released);
         refused(&format!("{plain}?connect_timeout_ms=1000")).await;
         let unknown = certificates.other_ca();
@@ -116,7 +116,7 @@ async fn socket_file_is_a_way_like_any_other() {
 async fn databases_share_neither_names_nor_events() {
     let server = server().await;
     let (zero, five) = (client(server.url()).await, client(format!("{}/5", server.url())).await);
-    let mut events = zero.watch(&Query::all()).await.expect("a watch");
+    let mut events = zero.admin().watch(&Query::all()).await.expect("a watch");
     let there = five.mutex("report").ttl(LONG).lock().await.expect("free");
     let here = zero.mutex("report").ttl(LONG).try_lock().await.unless_held().expect("an answer");
     let here = here.expect("another database has another line");
@@ -138,7 +138,7 @@ async fn prefixes_share_neither_names_nor_events() {
     let server = server().await;
     let one = client(format!("{}?prefix=one:", server.url())).await;
     let two = client(format!("{}?prefix=two:", server.url())).await;
-    let mut events = one.watch(&Query::all()).await.expect("a watch");
+    let mut events = one.admin().watch(&Query::all()).await.expect("a watch");
     let there = two.mutex("report").ttl(LONG).lock().await.expect("free");
     let here = one
         .mutex("report")
@@ -150,7 +150,7 @@ async fn prefixes_share_neither_names_nor_events() {
         .expect("free");
     let event = soon("an event", events.next()).await.expect("no end").expect("an event");
     assert_eq!((event.kind, event.fence), (EventKind::Granted, here.fence()));
-    assert_eq!(two.inspect(&Query::all()).await.expect("an answer").lines.len(), 1);
+    assert_eq!(two.admin().inspect(&Query::all()).await.expect("an answer").lines.len(), 1);
     assert_eq!(told(&server, &["EXISTS", "one:report", "two:report"]), "2");
     drop((here, there));
 }

@@ -178,7 +178,7 @@ async fn calls_per_cycle(waiters: usize) -> f64 {
     let mut tasks = tokio::task::JoinSet::new();
     let (ended, mut ends) = tokio::sync::mpsc::channel::<()>(total);
     for _ in 0..waiters {
-        let (request, ended) = (one.claim("report").ttl(LONG), ended.clone());
+        let (request, ended) = (one.request("report").ttl(LONG), ended.clone());
         // Each joins the end of the line again as often as its share of the cycles.
         let rounds = CYCLES / waiters + 1;
         tasks.spawn(async move {

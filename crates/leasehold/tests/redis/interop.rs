@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold::{Client, Mode, Released, UnlessHeld};
+use leasehold::{Client, LockOptions, Mode, Released, UnlessHeld};
 use leasehold_testkit::{Peer, PeerKind, Server};
 use rslock::LockManager;
 
@@ -118,7 +118,7 @@ impl Table {
 
     async fn ours_keeps_theirs_out(&mut self) {
         for mode in [Mode::Exclusive, Mode::Shared, Mode::Permits { take: 1, of: 2 }] {
-            let request = self.ours.claim(NAME).mode(mode).ttl(LONG);
+            let request = self.ours.request(NAME).mode(mode).ttl(LONG);
             let lease = request.acquire().await.expect("free");
             let token = self.value();
             assert!(!self.theirs.try_lock(THEIR_LONG).await, "{mode:?}");
@@ -174,7 +174,11 @@ impl Table {
     }
 
     async fn theirs_follows_when_ours_expires(&mut self) {
-        let mutex = self.ours.mutex(NAME).ttl(Duration::from_millis(100)).renew(false);
+        let mutex = self
+            .ours
+            .mutex(NAME)
+            .ttl(Duration::from_millis(100))
+            .options(LockOptions::new().renew(false));
         let lease = mutex.lock().await.expect("free");
         soon("their turn", async {
             while !self.theirs.try_lock(THEIR_LONG).await {

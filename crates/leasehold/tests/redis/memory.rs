@@ -68,7 +68,7 @@ async fn claims_are_refused_without_memory_and_granted_when_there_is_some() {
     starve(&server);
     for mode in [Mode::Exclusive, Mode::Shared, Mode::Permits { take: 1, of: 2 }] {
         let error = one
-            .claim("report")
+            .request("report")
             .mode(mode)
             .try_acquire()
             .await
@@ -136,8 +136,8 @@ async fn store_can_be_opened_and_looked_at_without_memory() {
     let builder = Client::builder();
     let late =
         soon("an answer", builder.connect(server.url())).await.expect("it was opened before");
-    assert!(late.show("report").await.expect("an answer").is_some());
-    let evicted = late.force_release("report", "a test").await.expect("it needs no memory");
+    assert!(late.line("report").await.expect("an answer").is_some());
+    let evicted = late.admin().force_release("report", "a test").await.expect("it needs no memory");
     assert_eq!(evicted.len(), 1);
     drop(lease);
 }

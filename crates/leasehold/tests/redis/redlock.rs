@@ -44,7 +44,7 @@ async fn client_of(group: &Group) -> Client {
 
 /// The findings of `doctor` about the vote of each node: whether it has one.
 pub(crate) async fn votes(client: &Client) -> Vec<bool> {
-    let findings = client.examine().await.expect("an answer");
+    let findings = client.admin().examine().await.expect("an answer");
     let votes = findings.iter().filter(|finding| finding.subject == "vote");
     votes.map(|finding: &Finding| finding.level == Level::Good).collect()
 }
@@ -74,10 +74,10 @@ async fn contest(group: &Group, contenders: usize) {
         let last = Arc::clone(&last);
         tasks.spawn(async move {
             let lease = client.mutex("contest").ttl(LONG).lock().await.expect("a grant");
-            let before = last.swap(lease.fence(), Ordering::SeqCst);
-            assert!(before < lease.fence(), "{before} came before {}", lease.fence());
+            let before = last.swap(lease.fence().as_u64(), Ordering::SeqCst);
+            assert!(before < lease.fence().as_u64(), "{before} came before {}", lease.fence());
             tokio::task::yield_now().await;
-            assert_eq!(last.load(Ordering::SeqCst), lease.fence(), "nobody came between");
+            assert_eq!(lease.fence(), last.load(Ordering::SeqCst), "nobody came between");
             assert_eq!(lease.release().await.expect("an answer"), Released::Released);
         });
     }
@@ -99,8 +99,9 @@ pub(crate) async fn counted_at(nodes: &[Server], client: &Client) -> Lease {
         let vote =
             |server: &Server| told(server, &["HGET", "leasehold:quorum:line:lock:report", "v"]);
         until("the last node", async || nodes.iter().all(|server| !vote(server).is_empty())).await;
-        let counts =
-            |server: &Server| vote(server).parse::<u64>().expect("a vote") <= lease.fence();
+        let counts = |server: &Server| {
+            vote(server).parse::<u64>().expect("a vote") <= lease.fence().as_u64()
+        };
         if nodes.iter().all(counts) {
             return lease;
         }
@@ -143,7 +144,7 @@ async fn f55_minority_that_is_dead_or_silent_holds_up_nobody() {
     );
     let other = soon("a grant", two.mutex("other").ttl(LONG).lock()).await.expect("free");
     assert_eq!(soon("an answer", other.release()).await.expect("known"), Released::Released);
-    let waiter = Waiter::start(two.claim("report").ttl(LONG));
+    let waiter = Waiter::start(two.request("report").ttl(LONG));
     let fence = lease.fence();
     assert_eq!(soon("an answer", lease.release()).await.expect("known"), Released::Released);
     assert!(waiter.granted().await.fence() > fence);
@@ -269,7 +270,7 @@ async fn f50_node_that_restarted_empty_votes_again_after_the_longest_ttl() {
     let fence = client.mutex("report").ttl(ttl).lock().await.expect("free").fence();
     group.servers()[0].kill().expect("it is killed");
     until("the name to be free", async || {
-        client.show("report").await.expect("an answer").is_none()
+        client.line("report").await.expect("an answer").is_none()
     })
     .await;
     assert!(client.mutex("report").ttl(ttl).lock().await.expect("free").fence() > fence);
@@ -281,7 +282,7 @@ async fn f51_node_that_writes_once_a_second_counts_as_one_that_forgets() {
     let options = options.argument("--appendfsync").argument("everysec");
     let group = options.start_many(3).await.expect("servers start");
     let one = early_client(long_url(&group)).await;
-    let findings = one.examine().await.expect("an answer");
+    let findings = one.admin().examine().await.expect("an answer");
     let told = findings.iter().filter(|finding| finding.subject == "persistence");
     let levels: Vec<Level> = told.map(|finding| finding.level).collect();
     assert_eq!(levels, [Level::Warning; 3], "{findings:?}");
@@ -389,7 +390,7 @@ async fn fences_under_fire(group: &Group, ttl: Duration, options: &str) -> Vec<u
                 }
             })
             .await;
-            fences.push(lease.fence());
+            fences.push(lease.fence().as_u64());
             // The client may learn here that a node lost the claim; then no other client had it
             // before.
             lease.release().await.expect("an answer");
@@ -431,7 +432,7 @@ async fn npm_redlock_and_this_one_exclude_and_wait_for_each_other() {
     assert_eq!(lease.release().await.expect("an answer"), Released::Released);
     assert!(peer.lock("report", long, Duration::from_secs(20)).await.expect("an answer"));
     assert!(client.mutex("report").try_lock().await.unless_held().expect("an answer").is_none());
-    let waiter = Waiter::start(client.claim("report").ttl(LONG));
+    let waiter = Waiter::start(client.request("report").ttl(LONG));
     until_waiting(&client, "report", 1).await;
     assert!(waiter.is_waiting());
     assert!(peer.release("report").await.expect("an answer"));
@@ -451,7 +452,7 @@ async fn value_of_any_type_at_a_minority_of_lock_keys_excludes_nobody_and_at_two
     until_released(&group.servers()[1..]).await;
     told(&group.servers()[1], &["HSET", "lock:report", "odd", "1"]);
     assert!(client.mutex("report").try_lock().await.unless_held().expect("an answer").is_none());
-    let waiter = Waiter::start(client.claim("report").ttl(LONG));
+    let waiter = Waiter::start(client.request("report").ttl(LONG));
     until_waiting(&client, "report", 1).await;
     told(&group.servers()[1], &["DEL", "lock:report"]);
     assert!(waiter.granted().await.is_held());
@@ -508,9 +509,9 @@ async fn quorum_refuses_by_name_the_calls_it_cannot_do_and_still_shows_leaders()
     assert!(read.as_ref().is_err_and(unsupported), "{read:?}");
     let permit = one.semaphore("uploads", 2).acquire().await;
     assert!(permit.as_ref().is_err_and(unsupported), "{permit:?}");
-    let resized = one.resize("uploads", 2).await;
+    let resized = one.admin().resize("uploads", 2).await;
     assert!(resized.as_ref().is_err_and(unsupported), "{resized:?}");
-    assert!(one.show("job").await.expect("an answer").is_none(), "nothing was left");
+    assert!(one.line("job").await.expect("an answer").is_none(), "nothing was left");
 
     let mut leaders = two.election("office").observe().await.expect("a stream");
     assert!(leaders.next().await.expect("endless").expect("read").is_none());

@@ -31,11 +31,11 @@ async fn refused(url: &str) -> Error {
 async fn works(url: &str) {
     let (one, two) = (client(url).await, client(url).await);
     let lease = one.mutex("report").lock().await.expect("free");
-    let waiter = Waiter::start(two.claim("report"));
+    let waiter = Waiter::start(two.request("report"));
     until_waiting(&one, "report", 1).await;
     assert_eq!(lease.release().await.expect("an answer"), Released::Released);
     assert!(waiter.granted().await.is_held());
-    two.examine().await.expect("doctor gets through");
+    two.admin().examine().await.expect("doctor gets through");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -127,13 +127,13 @@ async fn round(group: &Group, one: &Client, two: &Client) {
             .expect("an answer")
             .is_none()
     );
-    let waiters = [two.claim("report").ttl(TTL_MAX), two.claim("report").ttl(TTL_MAX)];
+    let waiters = [two.request("report").ttl(TTL_MAX), two.request("report").ttl(TTL_MAX)];
     let [waiter, left] = waiters.map(Waiter::start);
     until_waiting(one, "report", 2).await;
     until_renewed(&lease).await;
     drop(left);
     until_waiting(one, "report", 1).await;
-    assert_eq!(one.inspect(&Query::all()).await.expect("an answer").lines.len(), 1);
+    assert_eq!(one.admin().inspect(&Query::all()).await.expect("an answer").lines.len(), 1);
     lease.release().await.expect("an answer");
     waiter.granted().await.release().await.expect("an answer");
     // The next renewal gives the claim back to a node that lost it.
@@ -141,7 +141,7 @@ async fn round(group: &Group, one: &Client, two: &Client) {
     let repaired = async || !told(first, &["GET", "lock:report"]).is_empty();
     told(first, &["DEL", "lock:report"]);
     until("the repair", repaired).await;
-    one.force_release("report", "a test").await.expect("an answer");
+    one.admin().force_release("report", "a test").await.expect("an answer");
     drop(lease);
     // The client waits for a key of another library.
     for server in [second, third] {

@@ -6,8 +6,8 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use leasehold::claim::{Claim, ClaimKey, Token};
 use leasehold::engine::Engine;
-use leasehold::redis::open_redlock;
-use leasehold::{Error, LeaseState, Mode, Name, Released, UnlessHeld};
+use leasehold::redlock::Redlock;
+use leasehold::{Error, LeaseState, LockOptions, Mode, Name, Released, UnlessHeld};
 use leasehold_testkit::{Server, servers};
 
 use crate::redlock::{long_url, memory_only, until_released, url};
@@ -95,7 +95,7 @@ fn others(server: &Server) -> Vec<String> {
 async fn one_off_names_leave_a_bounded_number_of_counters_at_each_node() {
     let group = memory_only(3).await;
     let url = url(&group, "ttl_max_ms=600000&node_timeout_ms=60000");
-    let engine = soon("a store", open_redlock(&url)).await.expect("the store opens");
+    let engine = soon("a store", Redlock::open(&url)).await.expect("the store opens");
     let before: Vec<Vec<String>> = group.servers().iter().map(others).collect();
     use_once(&engine, 10_000).await;
     until_released(group.servers()).await;
@@ -125,7 +125,7 @@ async fn hold_above_the_longest_ttl_is_refused_with_the_name_of_its_setting() {
     let client = client(url(&group, "ttl_max_ms=5000")).await;
     let held = client
         .mutex("report")
-        .hold_at_least(Duration::from_secs(3_600))
+        .options(LockOptions::new().hold_at_least(Duration::from_secs(3_600)))
         .try_lock()
         .await
         .unless_held();

@@ -115,11 +115,11 @@ async fn f20_partition_of_a_minority_is_not_noticed_and_of_a_majority_makes_unce
     until("an uncertain lease", async || lease.state() != LeaseState::Held).await;
     assert_eq!(lease.state(), LeaseState::Uncertain);
     assert!(two.mutex("report").try_lock().await.unless_held().expect("an answer").is_none());
-    let before = lease.safe_until();
+    let before = lease.deadline();
     fronts.pass().await;
     until("a certain lease", async || lease.state() != LeaseState::Uncertain).await;
     assert_eq!(lease.state(), LeaseState::Held);
-    assert!(lease.safe_until() > before);
+    assert!(lease.deadline() > before);
     assert_eq!(lease.release().await.expect("an answer"), Released::Released);
 }
 
@@ -185,7 +185,7 @@ async fn f23_lost_claim_answers_at_a_minority_and_a_majority_leave_one_claim_and
             let lease = soon("a grant", one.mutex("report").ttl(LONG).lock()).await.expect("free");
             // The client does not wait for a minority, so its loss may come after the grant.
             until("the lost answers", async || lost() == expected).await;
-            let seen = two.show("report").await.expect("an answer").expect("it is held");
+            let seen = two.line("report").await.expect("an answer").expect("it is held");
             assert_eq!((seen.held.len(), seen.held[0].fence), (1, lease.fence()), "{after:?}");
             assert_eq!(lease.release().await.expect("an answer"), Released::Released);
             until_released(fronts.group.servers()).await;

@@ -25,7 +25,7 @@ async fn f62_node_that_may_evict_any_key_is_refused_by_default() {
     warm_up(&allowed).await;
     // `doctor` reports it to clients that connected before.
     for client in [&early, &allowed] {
-        let findings = client.examine().await.expect("an answer");
+        let findings = client.admin().examine().await.expect("an answer");
         let evicts = |address: String| {
             let about = |finding: &&leasehold::engine::Finding| {
                 finding.found.contains(&address) && finding.level == Level::Bad
@@ -61,7 +61,7 @@ async fn f64_one_node_that_stops_writing_holds_up_nobody() {
     stop_writes(&group.servers()[2]).await;
     until_renewed(&lease).await;
     assert_eq!(lease.state(), LeaseState::Held);
-    let waiter = Waiter::start(two.claim("report").ttl(TTL));
+    let waiter = Waiter::start(two.request("report").ttl(TTL));
     until_waiting(&one, "report", 1).await;
     let fence = lease.fence();
     assert_eq!(lease.release().await.expect("an answer"), Released::Released);
@@ -113,7 +113,7 @@ async fn f66_one_node_that_stalls_holds_up_nobody() {
     told(&group.servers()[0], &["CLIENT", "PAUSE", "120000", "ALL"]);
     until_renewed(&lease).await;
     assert_eq!(lease.state(), LeaseState::Held);
-    let waiter = Waiter::start(two.claim("report").ttl(TTL));
+    let waiter = Waiter::start(two.request("report").ttl(TTL));
     until_waiting(&one, "report", 1).await;
     let fence = lease.fence();
     assert_eq!(soon("an answer", lease.release()).await.expect("known"), Released::Released);

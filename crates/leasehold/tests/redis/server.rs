@@ -4,7 +4,7 @@ use std::fs;
 use std::time::Duration;
 
 use leasehold::claim::Standing;
-use leasehold::engine::{Admin, Engine, Level, Query};
+use leasehold::engine::{Administer, Engine, Level, Query};
 use leasehold::layer::retry::RetryPolicy;
 use leasehold::{Client, Error, LeaseState, LostCause, Mode, Released, UnlessHeld};
 
@@ -93,12 +93,12 @@ async fn f62_server_that_may_evict_a_lock_is_refused_by_default() {
         assert!(text.contains(policy) && text.contains("allow_eviction=yes"), "{text}");
         assert!(text.contains("set `noeviction`, or"), "{text}");
         let allowed = client(format!("{}?allow_eviction=yes", server.url())).await;
-        let findings = allowed.examine().await.expect("an answer");
+        let findings = allowed.admin().examine().await.expect("an answer");
         assert_eq!(about(&findings, "eviction").level, Level::Bad);
         warm_up(&allowed).await;
     }
     told(&server, &["CONFIG", "SET", "maxmemory-policy", "noeviction"]);
-    let findings = client(server.url()).await.examine().await.expect("an answer");
+    let findings = client(server.url()).await.admin().examine().await.expect("an answer");
     assert_eq!(about(&findings, "eviction").level, Level::Good);
 }
 
@@ -141,7 +141,7 @@ async fn f65_deleted_lock_is_lost_at_the_next_renewal_and_never_put_back() {
         (Mode::Permits { take: 1, of: 2 }, &["DEL", "lock:report"]),
         (Mode::Permits { take: 2, of: 2 }, &["FLUSHDB"]),
     ] {
-        let request = one.claim("report").mode(mode).ttl(Duration::from_secs(2));
+        let request = one.request("report").mode(mode).ttl(Duration::from_secs(2));
         let lease = request.acquire().await.expect("free");
         told(&server, command);
         let cause = soon("the loss", lease.lost()).await;

@@ -15,7 +15,7 @@ async fn a_users_locks_are_that_users_alone() {
     let url = |login: &str| format!("zk://{login}{}/app", server.address());
     let [one, two] = [client(&url("me:hush%20hush@")).await, client(&url("me:hush%20hush@")).await];
     let lease = one.mutex("job").ttl(LONG).lock().await.expect("free");
-    let mut waiter = Waiter::start(two.claim("job").ttl(LONG));
+    let mut waiter = Waiter::start(two.request("job").ttl(LONG));
     until_waiting(&one, "job", 1).await;
     lease.release().await.expect("an answer");
     let next = waiter.granted().await;
@@ -40,9 +40,9 @@ async fn store_at_the_root_keeps_off_the_servers_own_node() {
             |path: &String| path.split('/').count() == 3 && !path.starts_with("/zookeeper/");
         assert!(!held.is_empty() && held.iter().all(at_the_root), "{held:?}");
         assert!(two.mutex(name).try_lock().await.unless_held().expect("an answer").is_none());
-        let mut waiter = Waiter::start(two.claim(name).ttl(LONG));
+        let mut waiter = Waiter::start(two.request(name).ttl(LONG));
         until_waiting(&one, name, 1).await;
-        let listed = two.inspect(&Query::all()).await.expect("an answer").lines;
+        let listed = two.admin().inspect(&Query::all()).await.expect("an answer").lines;
         let listed: Vec<&str> = listed.iter().map(|line| line.name.as_str()).collect();
         assert_eq!(listed, [name]);
         lease.release().await.expect("an answer");
@@ -68,7 +68,7 @@ async fn doctor_finds_rights_that_were_taken_away() {
     let server = server().await;
     let client = client(server.url()).await;
     let rights = async || {
-        let findings = client.examine().await.expect("an answer");
+        let findings = client.admin().examine().await.expect("an answer");
         let found = findings.into_iter().filter(|finding| finding.subject == "rights");
         found.map(|finding| (finding.level, finding.advice)).collect::<Vec<_>>()
     };
@@ -109,10 +109,10 @@ async fn certificates_are_checked_on_both_sides() {
     };
     let good = client(&address(&made.ca(), &made)).await;
     let lease = good.mutex("tls").ttl(Duration::from_secs(3)).lock().await.expect("free");
-    let before = lease.safe_until();
-    until("a renewal", async || lease.safe_until() > before).await;
+    let before = lease.deadline();
+    until("a renewal", async || lease.deadline() > before).await;
     lease.release().await.expect("an answer");
-    let findings = good.examine().await.expect("an answer");
+    let findings = good.admin().examine().await.expect("an answer");
     assert!(findings.iter().any(|finding| finding.found.contains("standalone")), "{findings:?}");
     let bad = [
         address(&made.other_ca(), &made),

@@ -318,7 +318,7 @@ pub(super) async fn is_watched(inner: &Inner) -> bool {
 }
 
 fn event(kind: EventKind, name: &Name, seen: &Seen) -> Event {
-    Event { kind, name: name.clone(), holder: seen.holder.clone(), fence: seen.fence }
+    Event { kind, name: name.clone(), holder: seen.holder.clone(), fence: seen.fence.into() }
 }
 
 /// Says in the store that somebody watches.

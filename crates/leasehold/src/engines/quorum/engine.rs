@@ -20,8 +20,8 @@ use super::probation::Watches;
 use crate::clock::{Clock, Moment, SystemClock};
 use crate::engine::server_alert::{AlertQueue, CheckTimer};
 use crate::engine::{
-    Admin, Alert, Alerts, Capabilities, Engine, Eviction, Finding, HolderMessage, HolderMessages,
-    Info, Page, Parts, Query, Totals, Unattended, Wake,
+    Administer, Alert, Alerts, Capabilities, Engine, Eviction, Finding, HolderMessage,
+    HolderMessages, Info, Page, Parts, Query, Totals, Unattended, Wake,
 };
 use crate::error::{Error, Invalid, NodeFailure, NodeReason, Result, UnreachableReason};
 use crate::rule::claim::{Claim, ClaimKey, Holder, Released, Renewal, Standing};
@@ -81,7 +81,7 @@ const CAN: Capabilities = Capabilities {
 
 impl Quorum {
     /// Connects to the nodes. A majority of them must answer; all of them, if the set is new.
-    pub async fn open(nodes: Vec<Arc<dyn Node>>, settings: Settings) -> Result<Self> {
+    pub async fn of_nodes(nodes: Vec<Arc<dyn Node>>, settings: Settings) -> Result<Self> {
         let mut inner = Inner {
             info: Info {
                 engine: "redlock",
@@ -392,7 +392,7 @@ impl Alerts for Quorum {
 }
 
 #[async_trait]
-impl Admin for Quorum {
+impl Administer for Quorum {
     async fn evict(&self, order: &Eviction) -> Result<Vec<Holder>> {
         let inner = &*self.inner;
         let hint = inner.hint(SystemClock.now(), 0);

@@ -17,6 +17,7 @@ use crate::engine::server_alert::{AlertKind, ServerAlert};
 use crate::engine::{BrokenLine, ClaimView, Finding, Level, LineView, Page, Query, Select, Totals};
 use crate::error::{Error, Kind, NodeReason, Result};
 use crate::rule::claim::{Holder, HolderId, Mode, Note, Token};
+use crate::rule::fence::Fence;
 use crate::rule::name::Name;
 
 /// What a lock that is not ours is shown as held by.
@@ -265,7 +266,7 @@ impl Inner {
 fn foreign_view(remaining: Duration) -> ClaimView {
     ClaimView {
         holder: Holder::known(HolderId(0), FOREIGN).unwrap_or_else(|_| Holder::fresh()),
-        fence: 0,
+        fence: Fence::from(0),
         mode: Mode::Exclusive,
         age: Duration::ZERO,
         remaining,
@@ -289,13 +290,13 @@ fn lease(of_it: &[NodeClaim], majority: usize) -> ClaimView {
     let fence = held.iter().map(|claim| claim.vote).max_by_key(|vote| votes(*vote)).flatten();
     held.sort_by_key(|claim| std::cmp::Reverse(claim.remaining));
     let last = held[majority.min(held.len()) - 1];
-    ClaimView { fence: fence.unwrap_or(0), ..view(last) }
+    ClaimView { fence: fence.unwrap_or(0).into(), ..view(last) }
 }
 
 fn view(claim: &NodeClaim) -> ClaimView {
     ClaimView {
         holder: claim.holder.clone(),
-        fence: claim.vote.unwrap_or(0),
+        fence: claim.vote.unwrap_or(0).into(),
         mode: Mode::Exclusive,
         age: claim.age,
         remaining: claim.remaining,

@@ -8,7 +8,7 @@ use redis::{FromRedisValue, Value};
 
 use crate::clock::remote::{ClockTrouble, Reading, RemoteClock, STILL_MIN};
 use crate::clock::{Clock, SystemClock};
-use crate::engine::{Admin, Engine, Eviction, Finding, Level, Query};
+use crate::engine::{Administer, Engine, Eviction, Finding, Level, Query};
 use crate::error::{Config, Error, Result};
 use crate::rule::claim::{Claim, ClaimKey, Holder, Mode, Note, Renewal, Standing, Token, Ttl};
 use crate::rule::name::Name;

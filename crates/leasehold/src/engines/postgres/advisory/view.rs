@@ -116,7 +116,7 @@ impl Lock {
         let told = self.told.as_ref();
         Some(ClaimView {
             holder: self.holder()?,
-            fence: told.map_or(0, |told| told.fence),
+            fence: told.map_or(0, |told| told.fence).into(),
             mode: if self.shared { Mode::Shared } else { Mode::Exclusive },
             age: told.map_or(self.age, |told| told.age),
             remaining: told.map_or(Duration::ZERO, |told| told.left),

@@ -200,7 +200,7 @@ async fn prolong(
 fn read(payload: &str) -> Option<Event> {
     let mut words = payload.splitn(6, ' ');
     let kind = words.next()?;
-    let fence = words.next()?.parse().ok()?;
+    let fence: u64 = words.next()?.parse().ok()?;
     let holder = u128::from_str_radix(words.next()?, 16).ok()?;
     let name_bytes: usize = words.next()?.parse().ok()?;
     let label_bytes: usize = words.next()?.parse().ok()?;
@@ -218,7 +218,7 @@ fn read(payload: &str) -> Option<Event> {
         _ => return None,
     };
     let holder = Holder::known(HolderId(holder), label).ok()?;
-    Some(Event { kind, name: Name::new(name).ok()?, holder, fence })
+    Some(Event { kind, name: Name::new(name).ok()?, holder, fence: fence.into() })
 }
 
 #[cfg(test)]
@@ -230,7 +230,10 @@ mod tests {
         let holder = format!("{:032x}", 7);
         let event = read(&format!("evicted 12 {holder} 4 3 a bcme why not")).expect("an event");
         assert_eq!(event.kind, EventKind::Evicted { reason: "why not".into() });
-        assert_eq!((event.name.as_str(), event.holder.label(), event.fence), ("a bc", "me ", 12));
+        assert_eq!(
+            (event.name.as_str(), event.holder.label(), event.fence),
+            ("a bc", "me ", 12_u64.into())
+        );
         for odd in ["", "granted", "granted 1 x 1 1 ab", "granted 1 7 9 9 ab", "sung 1 7 1 1 ab"] {
             assert_eq!(read(odd), None, "{odd}");
         }
