@@ -62,8 +62,8 @@ async fn a_store_installed_by_an_administrator_is_used_with_granted_rights() {
     let there = format!("SELECT to_regnamespace('{schema}') IS NULL");
     assert_eq!(server().sql(&there).expect("an answer"), "t", "asking for it installs nothing");
     // By hand, as with `init --print | psql`; twice is harmless.
-    server().sql(leasehold::engine::Setup::schema(&engine)).expect("installed");
-    server().sql(leasehold::engine::Setup::schema(&engine)).expect("harmless");
+    server().sql(&leasehold::engine::Setup::schema(&engine)).expect("installed");
+    server().sql(&leasehold::engine::Setup::schema(&engine)).expect("harmless");
     let url = format!("postgres://{role}@{}/postgres?schema={schema}", server().address());
     let error = refused(&url).await.to_string();
     let grants = error.split_once("try again: ").expect("statements").1;
