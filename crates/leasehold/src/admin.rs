@@ -1,4 +1,4 @@
-//! What operators ask of a store: lines, events, orders about other holders' claims, its state.
+//! The calls for operators: lines, events, orders about other holders' claims, the store's state.
 //!
 //! [`Client`] has what users need. Everything here acts for the client's holder, whose label the
 //! store records with each order.
@@ -24,7 +24,7 @@ use crate::runtime::trial;
 const REVOKE_LOOK: Duration = Duration::from_millis(250);
 const REVOKE_AGAIN: Duration = Duration::from_secs(1);
 
-/// What operators need of a client; made by [`Client::admin`].
+/// The calls of a client for operators; made by [`Client::admin`].
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -48,7 +48,7 @@ impl<'a> Admin<'a> {
         Self { client }
     }
 
-    /// What all clients of the store did, as far as they told it, and what is in its lines.
+    /// The counts that all clients reported to the store, and the claims in its lines.
     pub async fn store_stats(self) -> Result<Totals> {
         let keeper = self.client.keeper()?;
         let admin = keeper.need(&keeper.parts.admin)?;
@@ -84,8 +84,8 @@ impl<'a> Admin<'a> {
         keeper.retry.again(|| part.watch(query)).await
     }
 
-    /// Takes a name from all who hold it now; returns them. The next fence is greater. A claim
-    /// that is granted meanwhile keeps the name.
+    /// Takes a name from all its present holders, and returns them. The next fence is greater. A
+    /// claim that is granted meanwhile keeps the name.
     pub async fn force_release(
         self,
         name: impl AsRef<str>,
@@ -110,10 +110,10 @@ impl<'a> Admin<'a> {
         self.evict(Name::new(name)?, fences, false, reason.into()).await
     }
 
-    /// Asks those who hold a name now to give it back within this time, and force-releases what
-    /// they still hold then; returns whom it took the name from. They learn of it by
-    /// [`Lease::revoke_requested`](crate::Lease::revoke_requested). Where the store carries no messages to holders, nobody learns
-    /// of it, and the call is a late [`force_release`](Self::force_release).
+    /// Asks the present holders to give a name back within this time. Then it force-releases what
+    /// they still hold, and returns the holders that lost a lease by that. They learn of it by
+    /// [`Lease::revoke_requested`](crate::Lease::revoke_requested). If the store carries no
+    /// messages to holders, the call is a late [`force_release`](Self::force_release).
     ///
     /// # Cancel safety
     ///
@@ -159,7 +159,7 @@ impl<'a> Admin<'a> {
             if now >= until {
                 return self.evict(name, order.fences, false, order.reason).await;
             }
-            // Again and again: a client that has just taken the name does not listen yet.
+            // More than once: a client that has just taken the name does not listen yet.
             if asked_at.is_none_or(|at: Moment| now >= at + REVOKE_AGAIN) {
                 asked_at = Some(now);
                 let messages = HolderMessage::of_revocation(&order, until.since(now));
@@ -203,11 +203,11 @@ impl<'a> Admin<'a> {
         Ok(evicted)
     }
 
-    /// Gives a semaphore that is in use another limit, for everybody in its line; returns the one
-    /// before, or `None` if nobody is in line and the next claim sets it.
+    /// Gives a semaphore that is in use another limit, for all claims in its line, and returns the
+    /// limit before. `None` if the line is empty: then the next claim sets the limit.
     ///
-    /// Who then still asks with the old limit is refused with [`Error::Mismatch`]. The limit cannot
-    /// be lowered below what is held or what somebody waits for: [`Error::InUse`].
+    /// A claim that still names the old limit gets [`Error::Mismatch`]. A limit below the held
+    /// permits, or below those of a waiting claim, is [`Error::InUse`].
     pub async fn resize(self, name: impl AsRef<str>, limit: u32) -> Result<Option<u32>> {
         Mode::Permits { take: 1, of: limit }.checked()?;
         let name = Name::new(name)?;
@@ -227,13 +227,13 @@ impl<'a> Admin<'a> {
         Err(Error::InUse { name: order.name, of: limit, why })
     }
 
-    /// Lets fences go on above everything that was ever given out: once after the store was
-    /// restored from a backup, before anybody works with it again. `above` is a fence that was seen
-    /// somewhere and must be exceeded, if the clock should not be trusted with that. Without it, a
-    /// clock that is behind the date of this build is refused.
+    /// Lets fences go on above all that the store ever gave out. Call it once after a restore from
+    /// a backup, before clients work with the store again. `above` is a fence that a log shows and
+    /// that the new ones must exceed, if the clock cannot be trusted. Without it, a clock behind
+    /// the date of this build is an error.
     ///
-    /// Leases and places in line stay as they are. It does no harm when it is repeated, or where
-    /// nothing was restored.
+    /// Leases and places in line stay as they are. A repetition does no harm, with or without a
+    /// restore.
     pub async fn bump_epoch(self, above: Option<Fence>) -> Result<Bumped> {
         let above = above.map_or(0, Fence::as_u64);
         if above > Bump::ABOVE_MAX {
@@ -268,8 +268,8 @@ impl<'a> Admin<'a> {
         }
     }
 
-    /// Looks for settings of the store that weaken the promises, and at every record; takes a lock
-    /// and gives it back.
+    /// Looks for settings of the store that weaken the promises, and at every record. It also takes
+    /// a lock and gives it back.
     pub async fn examine(self) -> Result<Vec<Finding>> {
         let mut findings = self.look().await?;
         findings.push(trial::lock(self.client.engine()?).await);

@@ -552,9 +552,9 @@ impl Client {
     }
 
     /// Gives back every lease that this client holds, and waits until the store knows, or has ended
-    /// them by their ttl. Returns how many they were. Leases of clients that are
-    /// [`with_own_identity`](Self::with_own_identity) are among them; claims that wait stay in line, and the client
-    /// can be used on.
+    /// them by their ttl. Returns how many they were. Leases of clients that
+    /// [`with_own_identity`](Self::with_own_identity) made of it are among them. Claims that wait
+    /// stay in line, and the client can be used on.
     ///
     /// Leases that are still around are lost with [`LostCause::Released`](crate::LostCause).
     ///

@@ -48,9 +48,9 @@
 //! | | `memory:` | other processes |
 //! | `sqlite` | `sqlite:PATH` | other machines |
 //! | `redis` | `redis:`, `redis+sentinel:`, `redis+cluster:` | safety when the server forgets |
-//! | `redlock` | `redlock:` | readers, permits, another note, events, deadlock search |
+//! | `redlock` | `redlock:` | readers, permits, events, deadlock search |
 //! | `postgres` | `postgres:` | |
-//! | `postgres` | `postgres+advisory:` | permits, another note, events, deadlock search, leases that outlive a session |
+//! | `postgres` | `postgres+advisory:` | permits, events, deadlock search, detached leases |
 //! | `etcd` | `etcd:` | a change of mode or limit |
 //! | `zookeeper` | `zk:` | a change of mode or limit, several names in one exchange |
 //!
@@ -60,9 +60,9 @@
 //!
 //! # Cancel safety
 //!
-//! Every future can be dropped at any await. A wait that is dropped leaves the line, a lease that is
-//! dropped is given back, and a release that is dropped goes on in the background. Each method that
-//! waits has a section that says so. A claim is never left behind for longer than its ttl.
+//! Every future can be dropped at any await. A dropped wait leaves the line, a dropped lease is
+//! given back, and a dropped release goes on in the background. Each method that waits has a
+//! section on this. No claim stays behind for longer than its ttl.
 //!
 //! # Fencing in five lines
 //!
@@ -151,8 +151,8 @@ pub use runtime::ticket::{Ticket, TicketState};
 
 #[doc(hidden)]
 pub mod internal {
-    //! What the tests, the testkit and the benchmarks of this project need. It is no part of the
-    //! stable API: it may change or go in any version.
+    //! Modules for the tests, the testkit and the benchmarks of this project. They are no part of
+    //! the stable API: they may change or go in any version.
 
     pub use crate::clock::remote;
     pub use crate::engines::quorum;

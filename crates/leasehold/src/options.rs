@@ -127,7 +127,7 @@ impl LockOptions {
     }
 
     /// Names that the same holder keeps through another client or process while this waits, for
-    /// deadlock detection. What this client took in the same task, it knows.
+    /// deadlock detection. The client itself knows the names that it took in the same task.
     pub fn holding(mut self, names: impl IntoIterator<Item = Name>) -> Self {
         self.holding = Some(names.into_iter().collect());
         self

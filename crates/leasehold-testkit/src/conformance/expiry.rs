@@ -19,7 +19,7 @@ super::cases! {
     expired_claim_is_not_claimed_back_to_life: ttl_per_claim,
     extension_counts_in_the_store: ttl_per_claim,
     extension_of_a_lost_lease_is_an_error: ttl_per_claim,
-    lease_is_given_back_at_max_hold,
+    lease_is_given_back_at_hold_at_most,
     hold_at_least_keeps_the_name_closed_then_frees_it: ttl_per_claim & detach,
     hold_at_least_does_not_lengthen_a_longer_hold: ttl_per_claim & detach,
     store_keeps_a_claim_for_its_whole_ttl: ttl_per_claim,
@@ -144,7 +144,7 @@ async fn extension_of_a_lost_lease_is_an_error(lab: Arc<dyn Harness>) -> Outcome
     until_free(&client, name).await
 }
 
-async fn lease_is_given_back_at_max_hold(lab: Arc<dyn Harness>) -> Outcome {
+async fn lease_is_given_back_at_hold_at_most(lab: Arc<dyn Harness>) -> Outcome {
     let name = "expiry:max-hold";
     let [one, two] = lab.clients().await?;
     let span = Duration::from_millis(200);

@@ -42,7 +42,7 @@ impl RwLock {
         Self { lock: self.lock.note(note), ..self }
     }
 
-    /// Sets options. What they do not set stays as it is.
+    /// Sets options. Other options stay as they are.
     pub fn options(self, options: LockOptions) -> Self {
         Self { lock: self.lock.options(options), ..self }
     }
@@ -167,7 +167,7 @@ impl Semaphore {
         Self { semaphore: self.semaphore.note(note), ..self }
     }
 
-    /// Sets options. What they do not set stays as it is.
+    /// Sets options. Other options stay as they are.
     pub fn options(self, options: LockOptions) -> Self {
         Self { semaphore: self.semaphore.options(options), ..self }
     }

@@ -150,7 +150,7 @@ impl Mutex {
         Self { mutex: self.mutex.note(note), ..self }
     }
 
-    /// Sets options. What they do not set stays as it is.
+    /// Sets options. Other options stay as they are.
     pub fn options(self, options: LockOptions) -> Self {
         Self { mutex: self.mutex.options(options), ..self }
     }

@@ -27,7 +27,7 @@ impl Election {
         Self { election: self.election.ttl(ttl), ..self }
     }
 
-    /// Sets options. What they do not set stays as it is.
+    /// Sets options. Other options stay as they are.
     pub fn options(self, options: LockOptions) -> Self {
         Self { election: self.election.options(options), ..self }
     }

@@ -76,7 +76,7 @@ impl Election {
         Self { request: self.request.ttl(ttl) }
     }
 
-    /// Sets options. What they do not set stays as it is. The payload of a campaign is its note.
+    /// Sets options. Other options stay as they are. The payload of a campaign is its note.
     pub fn options(self, options: LockOptions) -> Self {
         Self { request: self.request.options(options) }
     }

@@ -70,7 +70,7 @@ impl Multi {
         Ok(sorted)
     }
 
-    /// Sets options of each of them. What they do not set stays as it is.
+    /// Sets options of each of them. Other options stay as they are.
     pub fn options(self, options: LockOptions) -> Self {
         let each = |request: Request| request.options(options.clone());
         Self { requests: self.requests.map(|all| all.into_iter().map(each).collect()) }

@@ -34,7 +34,7 @@ impl Mutex {
         Self { request: self.request.note(note) }
     }
 
-    /// Sets options. What they do not set stays as it is.
+    /// Sets options. Other options stay as they are.
     pub fn options(self, options: LockOptions) -> Self {
         Self { request: self.request.options(options) }
     }

@@ -55,7 +55,7 @@ impl RwLock {
         Self { request: self.request.note(note) }
     }
 
-    /// Sets options. What they do not set stays as it is. A read/write lock cannot be
+    /// Sets options. Other options stay as they are. A read/write lock cannot be
     /// [`reentrant`](LockOptions::reentrant).
     pub fn options(self, options: LockOptions) -> Self {
         Self { request: self.request.options(options) }

@@ -60,7 +60,7 @@ impl Semaphore {
         Self { request: self.request.note(note), ..self }
     }
 
-    /// Sets options. What they do not set stays as it is.
+    /// Sets options. Other options stay as they are.
     pub fn options(self, options: LockOptions) -> Self {
         Self { request: self.request.options(options), ..self }
     }

@@ -92,7 +92,7 @@ impl Request {
         self.options(LockOptions::new().note(note))
     }
 
-    /// Sets options. What they do not set stays as it is.
+    /// Sets options. Other options stay as they are.
     pub fn options(mut self, options: LockOptions) -> Self {
         self.options = options.over(self.options);
         self

@@ -94,7 +94,7 @@ fn f06_lease_is_kept_while_each_third_renewal_fails() {
 }
 
 #[test]
-fn f07_hung_work_is_stopped_and_its_lease_given_back_at_max_hold() {
+fn f07_hung_work_is_stopped_and_its_lease_given_back_at_hold_at_most() {
     on_every_store(async |store| {
         let (client, other) = (store.client(), store.client());
         let span = Duration::from_millis(150);

@@ -176,7 +176,7 @@ async fn keeper_never_sleeps_past_the_end_of_a_lease() {
 }
 
 #[test]
-fn loss_is_counted_once_although_release_and_max_hold_meet() {
+fn loss_is_counted_once_although_release_and_hold_at_most_meet() {
     on_every_store(async |store| {
         let client = store.client();
         let span = Duration::from_millis(2);
