@@ -11,7 +11,7 @@ use serde_json::Value;
 fn found_by(checks: &[&str], engine: &str, fault: &str, kinds: &str, seconds: u32) {
     let mut said = String::new();
     // The interleaving that shows a fault is likely in each run, but not certain.
-    for seed in 1..=12 {
+    for seed in 1..=20 {
         let output = Command::new(env!("CARGO_BIN_EXE_leasehold-torture"))
             .args(["--engine", engine, "--json", "--seeded", fault, "--faults", kinds])
             .args(["--seconds", &seconds.to_string(), "--seed", &seed.to_string()])

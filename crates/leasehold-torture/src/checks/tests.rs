@@ -331,6 +331,11 @@ fn observer_that_sees_an_earlier_leader_is_found() {
     assert_eq!(sample.found(), []);
     sample.sees(20, 1, 5);
     assert_eq!(sample.checks(), ["election"]);
+    sample.fault(RUN, false, 15, 19);
+    assert_eq!(sample.checks(), ["election"]);
+    sample.terms.has_copies = true;
+    assert_eq!(sample.found(), [], "the servers were not read at one instant");
+    sample.terms.has_copies = false;
     sample.fault(RUN, true, 15, 19);
     assert_eq!(sample.found(), []);
 }
