@@ -263,7 +263,7 @@ fn the_pure_parts_know_no_clock_and_no_socket() {
     let mut faults = Vec::new();
     let quorum = ["ballot.rs", "cause.rs", "clocks.rs", "node_line.rs", "tally.rs"];
     let quorum = quorum.map(|part| format!("engines/quorum/{part}"));
-    let rule = ["line.rs", "claim.rs", "name.rs", "deadlock.rs", "wait_notice.rs"];
+    let rule = ["line.rs", "claim.rs", "fence.rs", "name.rs", "deadlock.rs", "wait_notice.rs"];
     let rule = rule.map(|part| format!("rule/{part}"));
     let others = ["clock/remote.rs", "engine/kit/epochs.rs"].map(str::to_owned);
     for part in rule.iter().chain(&quorum).chain(&others) {
