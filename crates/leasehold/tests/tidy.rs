@@ -31,7 +31,7 @@ const LAYERS: &[(&str, &[&str])] = &[
         ],
     ),
     ("primitives/", &["client", "clock", "engine", "error", "lease", "options", "rule", "runtime"]),
-    ("fencing/", &["engines::redis"]),
+    ("fencing/", &["engines::redis", "rule"]),
     ("blocking/", &["connect", "error", "handle", "options", "rule", "runtime"]),
 ];
 
