@@ -27,7 +27,7 @@ use crate::runtime::claim_state::HoldLimits;
 /// ```
 ///
 /// A primitive takes them with `options`, more than once if need be. An option that is not set
-/// leaves what the primitive has.
+/// leaves what the primitive has. Rate limiters and work that runs once set their own.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[must_use = "they do nothing until a primitive gets them"]
 pub struct LockOptions {

@@ -1,9 +1,9 @@
 //! Random verbs, run on an engine and on the rule itself: every answer must agree.
 //!
-//! The reference is the library's own `line::Line`, used directly. Both live on one
-//! virtual clock, so that the test compares times exactly. Only the numbers of fences may differ:
-//! an engine may leave gaps. But their order and equality must be those of the reference, and in one line they only
-//! rise. The conformance suite covers waiting, renewing in the background and crashes.
+//! The reference is the library's own `line::Line`, used directly. Both live on one virtual clock,
+//! so that the test compares times exactly. Only the numbers of fences may differ: an engine may
+//! leave gaps. But their order and equality must be those of the reference, and in one line they
+//! only rise. The conformance suite covers waiting, renewing in the background and crashes.
 //!
 //! `MODEL_TIMES=20` in the environment makes twenty times as many runs.
 

@@ -31,7 +31,7 @@ const LAYERS: &[(&str, &[&str])] = &[
         ],
     ),
     ("primitives/", &["client", "clock", "engine", "error", "lease", "options", "rule", "runtime"]),
-    ("fencing/", &["engines::redis"]),
+    ("fencing/", &["engines::redis", "rule"]),
     ("blocking/", &["connect", "error", "handle", "options", "rule", "runtime"]),
 ];
 
@@ -263,7 +263,7 @@ fn the_pure_parts_know_no_clock_and_no_socket() {
     let mut faults = Vec::new();
     let quorum = ["ballot.rs", "clocks.rs", "node_line.rs", "tally.rs"];
     let quorum = quorum.map(|part| format!("engines/quorum/{part}"));
-    let rule = ["line.rs", "claim.rs", "name.rs", "deadlock.rs", "wait_notice.rs"];
+    let rule = ["line.rs", "claim.rs", "fence.rs", "name.rs", "deadlock.rs", "wait_notice.rs"];
     let rule = rule.map(|part| format!("rule/{part}"));
     let others = ["clock/remote.rs", "engine/kit/epochs.rs"].map(str::to_owned);
     for part in rule.iter().chain(&quorum).chain(&others) {

@@ -7,8 +7,8 @@ use std::fmt;
 
 /// A fencing token: greater than the fence of every lease granted on the same name before.
 ///
-/// Hand it to the resource that the lock protects, and let the resource refuse smaller ones. The
-/// guards in [`fencing`](crate::fencing) do this. A fence is a number: print it, send it as a
+/// Hand it to the resource that the lock protects, and let the resource refuse smaller ones, as the
+/// guards in the module `fencing` do. A fence is a number: print it, send it as a
 /// `u64`, or bind it to SQL as an `i64`.
 ///
 /// ```
