@@ -247,9 +247,14 @@ impl Attempt {
         self.queued.is_some_and(|queued| queued < at) && until > at
     }
 
-    /// When the name opens at the latest after this lease was given back, if it stays closed.
+    /// When the name is to open after this lease was given back, if it stays closed.
+    pub fn due(&self) -> Option<Instant> {
+        Some(self.grant?.at + self.closes?)
+    }
+
+    /// When it opens at the latest.
     pub fn opens(&self, terms: &Terms) -> Option<Instant> {
-        Some(self.grant?.at + self.closes? + terms.opens_late)
+        Some(self.due()? + terms.opens_late)
     }
 
     /// The worker has ended at this instant: nobody acts on its lease afterwards.

@@ -35,9 +35,8 @@ fn observed(history: &History, tally: &mut Tally) -> Vec<Violation> {
         let What::Leads { term } = event.what else { continue };
         let Some((since, before)) = last.insert(event.worker, (event.at, term)) else { continue };
         // Several servers are not read at one instant: two candidates may change places.
-        let is_split =
-            history.terms.has_copies && history.is_disturbed(event.worker, since, event.at);
-        let is_excused = is_split || history.may_have_forgotten(RUN, since, event.at);
+        let is_excused =
+            history.terms.has_copies || history.may_have_forgotten(RUN, since, event.at);
         count(tally, ELECTION, is_excused);
         if term < before && !is_excused {
             let worker = event.worker;

@@ -69,12 +69,17 @@ impl Line<'_> {
         for last in self.attempts.iter().filter(|one| one.grant.is_some()) {
             let free = last.ended.max(last.opens(&self.history.terms).unwrap_or_default());
             let check = if last.closes.is_some() { OPENS } else { ASLEEP };
-            let next = grants.partition_point(|at| *at <= free);
-            let until = grants.get(next).copied().unwrap_or(self.history.last);
-            if self.attempts.iter().any(|one| one.waits_at(free)) {
-                let late = self.late(free).min(until - 1);
-                count(tally, check, self.taken_later(free, late).is_some());
+            let granted_after = |at: Instant| {
+                let next = grants.partition_point(|grant| *grant <= at);
+                grants.get(next).copied().unwrap_or(self.history.last)
+            };
+            // A store that is on time opens the name before it is late.
+            let due = last.ended.max(last.due().unwrap_or_default());
+            if self.attempts.iter().any(|one| one.waits_at(due)) {
+                let late = self.late(free).min(granted_after(due) - 1);
+                count(tally, check, self.taken_later(due, late).is_some());
             }
+            let until = granted_after(free);
             let Some(from) = self.surely_free(free, until) else { continue };
             let late = self.late(from);
             let mut waits = self.attempts.iter();
