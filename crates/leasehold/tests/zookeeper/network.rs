@@ -21,7 +21,7 @@ async fn apart(server: &Server) -> (Proxy, Client, Client) {
 async fn f20_partition_shorter_than_the_ttl_makes_uncertain_and_then_held() {
     let server = server().await;
     let (proxy, far, near) = apart(&server).await;
-    let lease = far.mutex("cut").ttl(Duration::from_secs(8)).lock().await.expect("free");
+    let lease = far.mutex("cut").ttl(Duration::from_secs(24)).lock().await.expect("free");
     proxy.block(Direction::Both);
     until("an uncertain lease", async || lease.state() != LeaseState::Held).await;
     assert_eq!(lease.state(), LeaseState::Uncertain);
