@@ -26,7 +26,7 @@ async fn transient_renewal_failures_keep_the_lease(lab: Arc<dyn Harness>) -> Out
     let name = "partition:transient";
     let (one, chaos) = lab.troubled().await?;
     let two = lab.client().await?;
-    let lease = one.mutex(name).ttl(lab.steady()).lock().await?;
+    let lease = one.mutex(name).ttl(lab.steady() * 2).lock().await?;
     let fence = lease.fence();
     let begun = Instant::now();
     for _ in 0..3 {

@@ -30,8 +30,8 @@ use crate::runtime::search::{Found, Search};
 /// The longest a waiter sleeps without asking, whatever the store said.
 const RETRY_MAX: Duration = Duration::from_secs(3600);
 
-/// How long the store has for its first answer, however little time the caller has: what is free
-/// must be granted to somebody who will not wait.
+/// How long the store has for an answer, however little time the caller has: what is free must be
+/// granted to a caller that does not wait.
 pub(crate) const FIRST_ANSWER: Duration = Duration::from_millis(250);
 
 /// The pause before asking again when no bell can be waited for.
@@ -448,7 +448,7 @@ impl Acquiring<'_> {
         let keeper = &self.client.inner.keeper;
         let standing = match self.deadline {
             // Trying without waiting in line still waits for the answer.
-            Some(deadline) if claim.join => match self.answer_until(deadline, guard).await? {
+            Some(deadline) if claim.join => match self.answer_until(deadline, sent).await? {
                 Some(standing) => standing,
                 None if guard.waiting => return Ok(Round::Unanswered),
                 None => return Err(keeper.silent(self.begun)),
@@ -544,20 +544,15 @@ impl Acquiring<'_> {
     }
 
     /// One answer of the store; `None` if none came within the caller's time.
-    async fn answer_until(
-        &self,
-        deadline: Moment,
-        guard: &ClaimGuard<'_>,
-    ) -> Result<Option<Standing>> {
+    ///
+    /// However little of that is left, the store has a moment: a request whose answer nobody awaits
+    /// could reach the store after the claim has left, and make it again.
+    async fn answer_until(&self, deadline: Moment, sent: Moment) -> Result<Option<Standing>> {
         let keeper = &self.client.inner.keeper;
-        let deadline = match guard.waiting {
-            true => deadline,
-            false => deadline.max(self.begun + FIRST_ANSWER),
-        };
         tokio::select! {
             biased;
             standing = keeper.engine.claim(self.claim) => standing.map(Some),
-            () = keeper.clock.sleep_until(deadline) => Ok(None),
+            () = keeper.clock.sleep_until(deadline.max(sent + FIRST_ANSWER)) => Ok(None),
         }
     }
 
@@ -593,10 +588,7 @@ impl Acquiring<'_> {
         if keeper.is_closed() {
             return Err(Error::Closed);
         }
-        // Nobody would await the answer to a request that is sent now, and it could reach the store
-        // after the claim has left.
-        let is_late = |deadline| deadline <= keeper.clock.now();
-        Ok(Some(wake).filter(|wake| *wake != Wake::Ask || !self.deadline.is_some_and(is_late)))
+        Ok(Some(wake))
     }
 
     /// The search for deadlocks while this claim waits; `None` if nobody wants or has it.

@@ -243,7 +243,8 @@ impl Inner {
         let silent = self.nodes.len() - answered + broken;
         let foreign = views.iter().filter_map(|view| view.foreign);
         let foreign = foreign.clone().max().filter(|_| foreign.count() + silent >= self.majority());
-        let mut claims: Vec<NodeClaim> = views.into_iter().flat_map(|view| view.claims).collect();
+        let claims = views.into_iter().flat_map(|view| view.claims).collect();
+        let mut claims = without_given_back(claims, silent, self.majority());
         claims.sort_by(|one, other| {
             (one.rank, one.token.as_bytes()).cmp(&(other.rank, other.token.as_bytes()))
         });
@@ -275,6 +276,23 @@ fn foreign_view(remaining: Duration) -> ClaimView {
     }
 }
 
+/// A lease that keeps its name closed has another token since it was given back. This leaves out
+/// what nodes have that did not hear of that, if a majority may have heard.
+fn without_given_back(
+    mut claims: Vec<NodeClaim>,
+    silent: usize,
+    majority: usize,
+) -> Vec<NodeClaim> {
+    let closed = claims.iter().filter(|claim| claim.token.is_retired());
+    let closed: Vec<u64> = closed.filter_map(|claim| claim.vote).collect();
+    let is_given_back = |vote: u64| {
+        let heard = closed.iter().filter(|other| **other == vote).count();
+        heard > 0 && heard + silent >= majority
+    };
+    claims.retain(|claim| claim.token.is_retired() || !claim.vote.is_some_and(is_given_back));
+    claims
+}
+
 /// The claim that holds at most nodes, of several the one with the greatest vote, and at how many.
 fn most_held(claims: &[NodeClaim]) -> (Option<Token>, usize) {
     let held = || claims.iter().filter(|claim| claim.vote.is_some());
@@ -302,5 +320,37 @@ fn view(claim: &NodeClaim) -> ClaimView {
         remaining: claim.remaining,
         note: claim.note.clone(),
         closed: claim.token.is_retired(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn claim(token: Token, vote: u64) -> NodeClaim {
+        NodeClaim {
+            token,
+            rank: 1,
+            holder: Holder::fresh(),
+            note: Note::default(),
+            vote: Some(vote),
+            age: Duration::ZERO,
+            remaining: Duration::from_secs(1),
+        }
+    }
+
+    #[test]
+    fn lease_that_was_given_back_is_not_held_by_the_word_of_a_node_that_did_not_hear() {
+        let (old, closed) = (Token::random(), Token::retired());
+        let left = |claims: &[(Token, u64)], silent| {
+            let claims = claims.iter().map(|(token, vote)| claim(*token, *vote)).collect();
+            let left = without_given_back(claims, silent, 2);
+            left.iter().map(|claim| claim.token).collect::<Vec<_>>()
+        };
+        assert_eq!(left(&[(closed, 7), (closed, 7), (old, 7)], 0), [closed, closed]);
+        assert_eq!(left(&[(closed, 7), (old, 7)], 1), [closed], "the silent one may have heard");
+        let few = [(closed, 7), (old, 7), (old, 7)];
+        assert_eq!(left(&few, 0), [closed, old, old], "no majority keeps the name closed");
+        assert_eq!(left(&[(closed, 7), (old, 8)], 1), [closed, old], "a later lease stays");
     }
 }
