@@ -1,6 +1,7 @@
 //! What a refused caller learns: who has the name, with which note, and how many are before it.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use leasehold::error::Held;
 use leasehold::{Client, Error, Lease, Mode, TryLockError};
