@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+mod api;
 mod bench;
 mod command;
 mod docs;
@@ -78,6 +79,11 @@ const COMMANDS: &[Command] = &[
         name: "docs",
         help: "make docs/faults.md from its source and the names of tests: [--check]",
         run: docs::run,
+    },
+    Command {
+        name: "api",
+        help: "compare the library's public API with its list: [--write]",
+        run: api::run,
     },
     Command {
         name: "measure",
@@ -178,8 +184,8 @@ mod tests {
     #[test]
     fn unknown_command_names_the_known_ones() {
         let message = message_of(&["tset"]);
-        let known =
-            "setup, test, stress, precommit, bench, torture, docs, measure, deploy-check, help";
+        let known = "setup, test, stress, precommit, bench, torture, docs, api, measure, \
+                     deploy-check, help";
         assert_eq!(message, format!("unknown command `tset`; known are: {known}"));
     }
 

@@ -24,14 +24,16 @@ const USUAL_PLACES: usize = 4;
 /// The slow programs, the longest first, and how many tests of each run at once. The longest start
 /// first, because the last to end decides how long the run takes.
 const WIDE: &[(&str, usize)] = &[
-    ("conformance", 16),
-    ("etcd", 8),
+    ("conformance", 12),
     ("zookeeper", 8),
     ("redis", 8),
+    ("model", 4),
+    ("etcd", 8),
     ("postgres", 8),
     ("cli", 8),
-    ("short_round", 3),
     ("mutants", 4),
+    ("short_round", 3),
+    ("seeded", 2),
 ];
 
 /// A program that cargo built.

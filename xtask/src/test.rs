@@ -18,7 +18,7 @@ use crate::report::Report;
 use crate::{Failure, family, load, needs, setup};
 
 /// How many tests run at once, in all programs together.
-const PLACES: usize = 16;
+const PLACES: usize = 20;
 
 /// How many examples in the documentation run at once. Each is a program that cargo compiles.
 const DOCUMENTED_AT_ONCE: usize = 8;
@@ -75,7 +75,7 @@ pub(crate) fn log_folder() -> PathBuf {
 }
 
 /// Cargo's own jobs: one after the other, because each locks the folder that it writes to.
-fn cargo_jobs() -> [Job; 3] {
+fn cargo_jobs() -> [Job; 4] {
     let job = |title: &str, command: Command, target: &str| Job {
         title: title.to_owned(),
         command,
@@ -89,9 +89,11 @@ fn cargo_jobs() -> [Job; 3] {
     documentation.args(EVERYTHING).env("RUSTDOCFLAGS", "-D warnings");
     let mut examples = cargo(["test", "--doc"]);
     examples.args(EVERYTHING).args(["--", "--test-threads", &DOCUMENTED_AT_ONCE.to_string()]);
+    let api = cargo(["xtask", "api"]);
     [
         job("clippy", clippy, ""),
         job("documentation tests", examples, "--doc"),
         job("documentation", documentation, ""),
+        job("public API", api, ""),
     ]
 }

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use futures_util::future::try_join_all;
 use leasehold::observe::{Measure, Observer};
-use leasehold::{Client, Lease, Mutex};
+use leasehold::{Client, Lease, Mutex, UnlessHeld};
 use rustix::fs::FlockOperation;
 use tokio::runtime::Runtime;
 
@@ -163,7 +163,7 @@ impl Lock {
             Lock::Store { mutex, poll: true } => {
                 let mut queued = None;
                 loop {
-                    if let Some(lease) = mutex.try_lock().await? {
+                    if let Some(lease) = mutex.try_lock().await.unless_held()? {
                         return Ok((Held::Lease(lease), queued));
                     }
                     queued.get_or_insert_with(now);
@@ -243,7 +243,7 @@ async fn grants(lock: &Lock, (work, hold): Hold, stop: u64) -> Result<(Vec<[u64;
         let (held, queued) = lock.take().await?;
         let granted = now();
         let order = match &held {
-            Held::Lease(lease) => lease.fence(),
+            Held::Lease(lease) => lease.fence().as_u64(),
             Held::File | Held::Session(_) | Held::Turn(_) => granted,
         };
         work.run(hold).await?;

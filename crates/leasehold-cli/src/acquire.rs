@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use leasehold::engine::ClaimView;
-use leasehold::{Handle, Lease, Name};
+use leasehold::error::Held as Refusal;
+use leasehold::{Handle, Lease};
 use serde::Serialize;
 
 use crate::args;
@@ -41,8 +41,9 @@ struct HeldBy<'a> {
 }
 
 impl<'a> Refused<'a> {
-    pub(crate) fn of(name: &'a Name, by: &'a [ClaimView]) -> Self {
-        let held_by = by.iter().map(|claim| HeldBy { name: name.as_str(), held: Held::of(claim) });
+    pub(crate) fn of(refusal: &'a Refusal) -> Self {
+        let name = refusal.name.as_str();
+        let held_by = refusal.claims.iter().map(|claim| HeldBy { name, held: Held::of(claim) });
         Self { acquired: false, held_by: held_by.collect() }
     }
 }
@@ -87,7 +88,7 @@ pub(crate) async fn acquire(
     };
     let outcome = match taken {
         Ok(Taken::All(leases)) => hand_over(&store, &plan, leases).await,
-        Ok(Taken::Refused { name, by }) => refuse(&store, &plan, &name, &by),
+        Ok(Taken::Refused(refusal)) => refuse(&store, &plan, &refusal),
         Ok(Taken::Interrupted(signal)) => return take::interrupted(&store, signal).await,
         Err(failure) => Err(failure),
     };
@@ -145,11 +146,11 @@ async fn print(store: &Store, plan: &Plan, handles: &[Handle]) -> Result<(), Fai
     Ok(out::print_json_each(&taken)?)
 }
 
-fn refuse(store: &Store, plan: &Plan, name: &Name, by: &[ClaimView]) -> Outcome {
+fn refuse(store: &Store, plan: &Plan, refusal: &Refusal) -> Outcome {
     if store.voice.json {
-        out::print_json(&Refused::of(name, by))?;
+        out::print_json(&Refused::of(refusal))?;
     }
-    take::refused(store, plan, name, by)
+    take::refused(store, plan, refusal)
 }
 
 /// Whole milliseconds, rounded down: never more than there is.

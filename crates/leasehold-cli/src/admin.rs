@@ -1,7 +1,7 @@
 //! `stats`, `resize`, `bump-epoch` and `init`: what those who look after the locks ask for.
 
 use leasehold::engine::{Bumped, Query};
-use leasehold::{Name, Purpose};
+use leasehold::{Fence, Name, Purpose};
 use serde::Serialize;
 
 use crate::args;
@@ -37,7 +37,7 @@ struct Past {
 async fn past(store: &Store) -> Result<Past, Failure> {
     let (mut past, mut query) = (Past::default(), Query::all());
     loop {
-        let page = store.client.inspect(&query).await?;
+        let page = store.client.admin().inspect(&query).await?;
         for claim in page.lines.iter().flat_map(|line| &line.held) {
             match claim.purpose() {
                 Purpose::Rate => past.units += 1,
@@ -54,8 +54,8 @@ async fn past(store: &Store) -> Result<Past, Failure> {
 
 /// Counts what all clients did.
 pub(crate) async fn stats(store: &Store) -> Outcome {
-    let totals = store.client.store_stats().await?;
-    warn_of_broken(store, &store.client.broken_lines().await?);
+    let totals = store.client.admin().store_stats().await?;
+    warn_of_broken(store, &store.client.admin().broken_lines().await?);
     let Past { periods, units, records } = past(store).await?;
     let stats = Stats {
         acquired: totals.counts.acquired,
@@ -102,7 +102,7 @@ pub(crate) async fn resize(
 ) -> Outcome {
     let name = Name::new(&order.name)?;
     let store = open().await?;
-    let resized = store.client.resize(&name, order.permits).await;
+    let resized = store.client.admin().resize(&name, order.permits).await;
     take::farewell(&store).await;
     let (limit, before) = (order.permits, resized?);
     if store.voice.json {
@@ -132,7 +132,7 @@ pub(crate) async fn bump_epoch(
     open: impl AsyncFnOnce() -> Result<Store, Failure>,
 ) -> Outcome {
     let store = open().await?;
-    let bumped = store.client.bump_epoch(order.above).await;
+    let bumped = store.client.admin().bump_epoch(order.above.map(Fence::from)).await;
     take::farewell(&store).await;
     let (before, from) = match bumped? {
         Bumped::Raised { before, from } => (Some(before.to_string()), Some(from.to_string())),
@@ -158,13 +158,13 @@ pub(crate) async fn bump_epoch(
 pub(crate) async fn init(store: &Store, init: &args::Init) -> Outcome {
     let info = store.client.info();
     if init.print {
-        match store.client.schema() {
+        match &*store.client.admin().schema() {
             "" => store.voice.tell(&format!("`{}` needs nothing installed", info.engine)),
             schema => out::print(schema)?,
         }
         return Ok(exit::DONE);
     }
-    store.client.install().await?;
+    store.client.admin().install().await?;
     store.voice.tell(&format!("`{}` is ready", info.store));
     Ok(exit::DONE)
 }

@@ -60,7 +60,7 @@ fn read_names(prefix: &str) -> Vec<String> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let read = async || {
         let store = store::open_existing(&Globals::default()).await?;
-        store.client.inspect(&Query::prefix(prefix)).await.ok()
+        store.client.admin().inspect(&Query::prefix(prefix)).await.ok()
     };
     let page = runtime.ok().and_then(|runtime| runtime.block_on(read())).unwrap_or_default();
     page.lines.iter().map(|line| line.name.as_str().to_owned()).collect()

@@ -38,7 +38,7 @@ struct Report<'a> {
 
 /// Looks at the store; status 78 if a promise is broken.
 pub(crate) async fn doctor(store: &Store) -> Outcome {
-    let findings = store.client.examine().await?;
+    let findings = store.client.admin().examine().await?;
     let info = store.client.info();
     let report = Report {
         engine: info.engine,

@@ -5,7 +5,7 @@
 use std::time::{Duration, Instant};
 
 use futures_util::StreamExt as _;
-use leasehold::{Leader, Name};
+use leasehold::{Fence, Leader, Name};
 use nix::sys::signal::Signal;
 use serde::Serialize;
 
@@ -81,7 +81,7 @@ impl Candidate<'_> {
             Ok(Taken::All(leases)) => leases,
             Ok(Taken::Interrupted(signal)) => return Ok(Some(exit::of_signal(signal as i32))),
             // Cannot happen: this command waits, and only one that does not wait is refused.
-            Ok(Taken::Refused { .. }) => return Ok(None),
+            Ok(Taken::Refused(_)) => return Ok(None),
             // A candidate that has led goes on trying: that is its purpose.
             Err(failure) if self.has_led && failure.status == exit::UNREACHABLE => {
                 failure.report();
@@ -90,7 +90,7 @@ impl Candidate<'_> {
             Err(failure) => return Err(failure),
         };
         self.has_led = true;
-        let term = leases.first().map_or(0, leasehold::Lease::fence);
+        let term = leases.first().map_or(Fence::from(0), leasehold::Lease::fence);
         store.voice.tell(&format!("leads `{name}`, term {term}"));
         let terms = Terms::new(self.plan.ttl, self.grace, None);
         let work = Work {
@@ -215,7 +215,7 @@ async fn watch(name: &Name, open: impl AsyncFnOnce() -> Result<Store, Failure>) 
             }
             // The next item comes when the store answers again.
             Some(Err(error)) if error.is_transient() => {
-                store.voice.warn(&error.to_string());
+                store.voice.warn(&error.with_sources());
                 Ok(())
             }
             Some(Err(error)) => break Err(error.into()),

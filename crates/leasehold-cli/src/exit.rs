@@ -113,7 +113,7 @@ pub(crate) fn say_json(value: &impl Serialize) {
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
-        Self::new(status_of(&error), error.to_string())
+        Self::new(status_of(&error), error.with_sources())
     }
 }
 
@@ -132,8 +132,11 @@ pub(crate) fn status_of(error: &Error) -> u8 {
     match error {
         Error::Invalid(_) => USAGE,
         Error::Config(Config::OtherStore) | Error::Stale { .. } => NOT_HOLDER,
-        Error::Config(_) | Error::Mismatch { .. } | Error::SetBack { .. } => CONFIG,
-        Error::Deadlock { .. } | Error::InUse { .. } => CONFLICT,
+        Error::Config(_)
+        | Error::Unsupported { .. }
+        | Error::Mismatch { .. }
+        | Error::SetBack { .. } => CONFIG,
+        Error::Deadlock { .. } | Error::InUse { .. } | Error::Held(_) => CONFLICT,
         Error::Lost { .. } => LOST,
         // Unreachable, Store, Replaced, TooSlow, Timeout, Limit, Closed, and whatever a later
         // library adds: the store could not do it.
@@ -160,7 +163,7 @@ pub(crate) fn say_all(text: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use leasehold::error::{Cycle, Invalid, Kind, TooMany};
+    use leasehold::error::{Cycle, Invalid, Kind, TooMany, UnreachableReason};
     use leasehold::{LostCause, Name};
     use std::time::Duration;
 
@@ -179,10 +182,12 @@ mod tests {
             (Error::Config(Config::NotBuilt { scheme: scheme(), advice: "build it" }), 78),
             (Error::Config(Config::OtherStore), 77),
             (Error::Stale { name: name.clone(), by: None }, 77),
-            (Error::Unreachable { store: store(), cause: cause() }, 69),
+            (Error::unreachable(store(), UnreachableReason::Refused, cause()), 69),
+            (Error::TaskEnded { store: store() }, 69),
+            (Error::Unsupported { engine: "toy", what: "do it", advice: "use another" }, 78),
             (Error::Store { store: store(), cause: cause(), transient: false }, 69),
             (Error::Replaced { store: store() }, 69),
-            (Error::SetBack { store: store(), given: 3, known: 7 }, 78),
+            (Error::SetBack { store: store(), given: 3_u64.into(), known: 7_u64.into() }, 78),
             (Error::TooSlow { name: name.clone(), took: ttl }, 69),
             (Error::Limit { what: "claims", limit: 1 }, 69),
             (Error::Closed, 69),

@@ -7,7 +7,7 @@
 use std::io::{self, BufRead as _, IsTerminal as _};
 
 use leasehold::engine::{BrokenLine, ClaimView, LineView, Query};
-use leasehold::{Holder, Name};
+use leasehold::{Fence, Holder, Name};
 use serde::Serialize;
 
 use crate::args;
@@ -45,7 +45,7 @@ pub(crate) async fn force_release(
             .hint("give --yes if you are sure that the holder must lose the lock"));
     }
     let store = open().await?;
-    let page = store.client.inspect(&Query::name(name.clone())).await?;
+    let page = store.client.admin().inspect(&Query::name(name.clone())).await?;
     let chosen = choose(&order, &name, page.lines.first())?;
     let broken = page.broken.first().filter(|_| !names_one(&order));
     if !page.broken.is_empty() && broken.is_none() && chosen.is_empty() {
@@ -61,14 +61,14 @@ pub(crate) async fn force_release(
         store.voice.tell("nothing was done");
         return Ok(exit::DECLINED);
     }
-    let fences: Vec<u64> = chosen.iter().map(|claim| claim.fence).collect();
+    let fences: Vec<Fence> = chosen.iter().map(|claim| claim.fence).collect();
     if !fences.is_empty() || broken.is_some() {
         record::write(&store, &name, &fences, &order.reason).await;
     }
     let losers = if broken.is_some() {
-        store.client.force_release(&name, &order.reason).await?
+        store.client.admin().force_release(&name, &order.reason).await?
     } else {
-        store.client.force_release_fences(&name, &fences, &order.reason).await?
+        store.client.admin().force_release_fences(&name, &fences, &order.reason).await?
     };
     take::farewell(&store).await;
     report(&store, &name, &losers, &order.reason)

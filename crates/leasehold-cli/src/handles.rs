@@ -129,7 +129,7 @@ impl Ticket {
     }
 
     async fn age_in_store(&self, client: &Client) -> Result<Duration, Error> {
-        let line = client.show(self.handle.name()).await?;
+        let line = client.line(self.handle.name()).await?;
         let mut held = line.into_iter().flat_map(|line| line.held);
         let own = held.find(|claim| claim.fence == self.handle.fence() && !claim.closed);
         let stale = || Error::Stale { name: self.handle.name().clone(), by: None };

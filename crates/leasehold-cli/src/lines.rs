@@ -1,10 +1,10 @@
 //! Lines and claims as the JSON of `list`, `show`, `top` and `acquire` writes them.
 
-use leasehold::Mode;
 use leasehold::engine::{BrokenLine, ClaimView, LineView};
 use leasehold::error::Kind;
-use leasehold::{Name, Purpose, RunState};
+use leasehold::{Fence, Mode, Name, Purpose, RunState};
 use serde::Serialize;
+use serde_json::Value;
 
 use crate::acquire::millis;
 use crate::duration::human;
@@ -41,6 +41,9 @@ pub(crate) struct Held<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     run: Option<&'static str>,
     note: &'a str,
+    /// The note, if it is a JSON object or list.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    note_json: Option<Value>,
 }
 
 /// A claim that waits, as the contract writes it.
@@ -51,6 +54,9 @@ struct Waits<'a> {
     ahead: usize,
     waiting_ms: u64,
     note: &'a str,
+    /// The note, if it is a JSON object or list.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    note_json: Option<Value>,
 }
 
 /// Whose claim it is, and what for.
@@ -108,6 +114,7 @@ impl<'a> Held<'a> {
             remaining_ms: millis(claim.remaining),
             run,
             note: claim.note.text(),
+            note_json: json_in(claim.note.text()),
         }
     }
 }
@@ -132,6 +139,7 @@ impl<'a> Line<'a> {
             ahead: line.held.len() + place,
             waiting_ms: millis(claim.age),
             note: claim.note.text(),
+            note_json: json_in(claim.note.text()),
         });
         Self {
             name: line.name.as_str(),
@@ -162,8 +170,15 @@ impl<'a> Line<'a> {
     }
 }
 
+/// The JSON in a note: an object or a list. Another note that happens to be JSON, such as `42`, is
+/// text.
+fn json_in(note: &str) -> Option<Value> {
+    let is_meant = note.starts_with(['{', '[']);
+    is_meant.then(|| serde_json::from_str(note).ok()).flatten()
+}
+
 /// The fence of a claim, if it has one.
-pub(crate) fn known_fence(claim: &ClaimView) -> Option<u64> {
+pub(crate) fn known_fence(claim: &ClaimView) -> Option<Fence> {
     (claim.fence != 0).then_some(claim.fence)
 }
 

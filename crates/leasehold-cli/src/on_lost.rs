@@ -7,7 +7,7 @@ use std::ffi::{OsStr, OsString};
 use std::io;
 use std::process::{Command, Stdio};
 
-use leasehold::{Lease, LostCause, Name};
+use leasehold::{Fence, Lease, LostCause, Name};
 use nix::sys::signal::{SigSet, Signal};
 use rustix::process::Signal as KernelSignal;
 
@@ -31,7 +31,7 @@ pub(crate) const REMOVED: &str = "removed";
 #[derive(Debug)]
 pub(crate) struct Loss {
     pub(crate) name: Name,
-    pub(crate) fence: u64,
+    pub(crate) fence: Fence,
     /// One word.
     pub(crate) cause: &'static str,
     /// What the operator said who took it.

@@ -160,7 +160,7 @@ async fn list(store: &Store) -> Outcome {
     let mut query = Query::all();
     let mut runs: Vec<(Name, LastRun)> = Vec::new();
     loop {
-        let page = store.client.inspect(&query).await?;
+        let page = store.client.admin().inspect(&query).await?;
         for line in page.lines {
             let run = line.held.into_iter().find_map(LastRun::of);
             runs.extend(run.map(|run| (line.name, run)));

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use leasehold::claim::Note;
 use leasehold::engine::Query;
-use leasehold::{Client, Error, LostCause, Mode, Name, Purpose, Released};
+use leasehold::{Client, Error, Fence, LostCause, Mode, Name, Purpose, Released, UnlessHeld};
 use serde::Serialize;
 
 use crate::guard::Why;
@@ -46,7 +46,7 @@ impl Record {
         format!("`{}` force-released it at {}: {}", self.by, self.at, self.reason)
     }
 
-    fn is_of(&self, fence: u64) -> bool {
+    fn is_of(&self, fence: Fence) -> bool {
         let fence = fence.to_string();
         self.fences.contains(&fence)
     }
@@ -58,7 +58,7 @@ fn name_of(name: &Name) -> Option<Name> {
 
 /// Writes the record, before the lock is taken. A store that cannot keep it does not stop the
 /// order.
-pub(crate) async fn write(store: &Store, name: &Name, fences: &[u64], reason: &str) {
+pub(crate) async fn write(store: &Store, name: &Name, fences: &[Fence], reason: &str) {
     if let Err(error) = try_write(&store.client, name, fences, reason).await {
         store.voice.warn(&format!("the store keeps no record of this: {error}"));
     }
@@ -67,7 +67,7 @@ pub(crate) async fn write(store: &Store, name: &Name, fences: &[u64], reason: &s
 async fn try_write(
     client: &Client,
     name: &Name,
-    fences: &[u64],
+    fences: &[Fence],
     reason: &str,
 ) -> Result<(), Error> {
     let Some(part) = &client.parts().unattended else { return Ok(()) };
@@ -75,15 +75,15 @@ async fn try_write(
     let Some(record) = name_of(name) else { return Ok(()) };
     let longest = part.longest_without_renewal().await?;
     let ttl = longest.map_or(KEPT_FOR, |longest| longest.min(KEPT_FOR));
-    let fences: Vec<String> = fences.iter().map(u64::to_string).collect();
+    let fences: Vec<String> = fences.iter().map(Fence::to_string).collect();
     let facts = [USE, (FENCES, &fences.join(","))];
     let mut end = reason.len().min(REASON_MAX);
     while !reason.is_char_boundary(end) {
         end -= 1;
     }
     let note = Note::with_facts(&reason[..end].replace('\0', ""), &facts);
-    let request = client.claim(record).mode(Mode::Shared).ttl(ttl).note(note);
-    if let Some(lease) = request.try_acquire().await? {
+    let request = client.request(record).mode(Mode::Shared).ttl(ttl).note(note);
+    if let Some(lease) = request.try_acquire().await.unless_held()? {
         lease.detach().await?;
     }
     Ok(())
@@ -92,7 +92,7 @@ async fn try_write(
 /// The records of a name, the latest first.
 pub(crate) async fn read(client: &Client, name: &Name) -> Result<Vec<Record>, Error> {
     let Some(record) = name_of(name) else { return Ok(Vec::new()) };
-    let page = client.inspect(&Query::name(record)).await?;
+    let page = client.admin().inspect(&Query::name(record)).await?;
     let held = page.lines.into_iter().flat_map(|line| line.held);
     let mut records: Vec<_> = held.filter(|claim| claim.purpose() == Purpose::Evicted).collect();
     records.sort_by_key(|claim| claim.age);
@@ -106,7 +106,7 @@ pub(crate) async fn read(client: &Client, name: &Name) -> Result<Vec<Record>, Er
 }
 
 /// The record that a lease with this fence was taken, if there is one.
-pub(crate) async fn of_lease(client: &Client, name: &Name, fence: u64) -> Option<Record> {
+pub(crate) async fn of_lease(client: &Client, name: &Name, fence: Fence) -> Option<Record> {
     let records = tokio::time::timeout(LOOK_MAX, read(client, name)).await;
     match records {
         Ok(Ok(records)) => records.into_iter().find(|record| record.is_of(fence)),

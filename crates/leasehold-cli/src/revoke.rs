@@ -1,7 +1,7 @@
 //! `revoke`: asks holders to give a lock back, and takes it from those who have it at the end.
 
-use leasehold::Name;
 use leasehold::engine::Query;
+use leasehold::{Fence, Name};
 
 use crate::args;
 use crate::duration::human;
@@ -22,14 +22,15 @@ pub(crate) async fn revoke(
         return Err(Failure::usage("--reason is empty").hint("say why: the holder reads it"));
     }
     let store = open().await?;
-    let page = store.client.inspect(&Query::name(name.clone())).await?;
+    let page = store.client.admin().inspect(&Query::name(name.clone())).await?;
     let held = page.lines.iter().flat_map(|line| &line.held);
-    let fences: Vec<u64> = held.map(|claim| claim.fence).collect();
+    let fences: Vec<Fence> = held.map(|claim| claim.fence).collect();
     let within = human(order.within);
     if !fences.is_empty() {
         store.voice.tell(&format!("asked for `{name}`; it is taken away in {within}"));
     }
-    let losers = store.client.revoke_fences(&name, &fences, order.within, &order.reason).await?;
+    let losers =
+        store.client.admin().revoke_fences(&name, &fences, order.within, &order.reason).await?;
     if !losers.is_empty() {
         record::write(&store, &name, &fences, &order.reason).await;
     }

@@ -9,8 +9,8 @@ use std::process::Command;
 use std::time::Duration;
 
 use leasehold::clock::{Clock as _, SystemClock};
-use leasehold::engine::ClaimView;
-use leasehold::{Lease, Name, Released};
+use leasehold::error::Held as Refusal;
+use leasehold::{Lease, Released};
 use nix::sys::signal::Signal;
 
 use crate::acquire::Refused;
@@ -48,7 +48,7 @@ pub(crate) async fn run(
     environment::check(&plan.names, &plan.outer, store.client.holder())?;
     let leases = match take::take(&store, &plan, Some(&mut signals)).await {
         Ok(Taken::All(leases)) => leases,
-        Ok(Taken::Refused { name, by }) => return refused(&store, &plan, &name, &by).await,
+        Ok(Taken::Refused(refusal)) => return refused(&store, &plan, &refusal).await,
         Ok(Taken::Interrupted(signal)) => return take::interrupted(&store, signal).await,
         Err(failure) => {
             take::farewell(&store).await;
@@ -95,11 +95,11 @@ pub(crate) async fn run(
 }
 
 /// Says who holds the name. Standard output is the command's, also if it does not run.
-async fn refused(store: &Store, plan: &Plan, name: &Name, by: &[ClaimView]) -> Outcome {
+async fn refused(store: &Store, plan: &Plan, refusal: &Refusal) -> Outcome {
     if store.voice.json {
-        exit::say_json(&Refused::of(name, by));
+        exit::say_json(&Refused::of(refusal));
     }
-    let refused = take::refused(store, plan, name, by);
+    let refused = take::refused(store, plan, refusal);
     take::farewell(store).await;
     refused
 }

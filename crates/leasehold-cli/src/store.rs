@@ -190,7 +190,7 @@ async fn connect_once(globals: &Globals, url: &str) -> Result<Result<Client, Err
 
 /// Whether the store answered with a failure that passes, such as too many connections.
 pub(crate) fn is_passing(error: &Error) -> bool {
-    matches!(error, Error::Store { transient: true, .. })
+    matches!(error, Error::Store { transient: true, .. } | Error::TaskEnded { .. })
 }
 
 /// The address that was given, by an option or a variable.

@@ -222,7 +222,7 @@ impl<'a> Supervision<'a> {
         let each = self.leases.iter().zip(&self.causes);
         each.map(|(lease, cause)| Sight {
             state: lease.state(),
-            safe_until: lease.safe_until(),
+            safe_until: lease.deadline(),
             cause: cause.clone(),
         })
         .collect()

@@ -9,8 +9,10 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::select_all;
 use leasehold::claim::Note;
-use leasehold::engine::ClaimView;
-use leasehold::{Client, Error, Lease, LostCause, Mode, Name, Request, Revocation};
+use leasehold::error::Held;
+use leasehold::{
+    Client, Error, Lease, LockOptions, LostCause, Mode, Name, Request, Revocation, TryLockError,
+};
 use nix::sys::signal::Signal;
 
 use crate::args;
@@ -83,8 +85,8 @@ impl Wait {
 pub(crate) enum Taken {
     /// A lease on every name, in their order.
     All(Vec<Lease>),
-    /// Others hold this name; the command kept no lock.
-    Refused { name: Name, by: Vec<ClaimView> },
+    /// Others hold a name; the command kept no lock.
+    Refused(Box<Held>),
     /// A signal came during the wait; the command kept no lock.
     Interrupted(Signal),
 }
@@ -138,18 +140,20 @@ impl Plan {
     }
 
     fn request(&self, client: &Client, name: &Name) -> Request {
-        let mut request = client.claim(name).mode(self.mode).ttl(self.ttl).note(self.note());
-        request = request.lock_delay(self.lock_delay);
+        let mut options = LockOptions::new()
+            .ttl(self.ttl)
+            .note(self.note())
+            .lock_delay(self.lock_delay)
+            .holding(self.outer.names());
         if let Some(span) = self.hold_at_least {
-            request = request.hold_at_least(span);
+            options = options.hold_at_least(span);
         }
-        // Not `max_hold`: that gives the lock back while a command may still run under it.
+        // Not `hold_at_most`: that gives the lock back while a command may still run under it.
         // Instead `guard.rs` decides when the command has to end.
-        request = request.holding(self.outer.names());
         if self.outer.waits_for_itself(name, self.mode) {
-            request = request.one_at_a_time();
+            options = options.detect_self_deadlock();
         }
-        request
+        client.request(name).mode(self.mode).options(options)
     }
 }
 
@@ -182,9 +186,16 @@ async fn take_all(client: &Client, plan: &Plan, waiting: &Waiting) -> Result<Tak
         // Mostly all are free, and then a store may need only one exchange for all of them.
         let requests = plan.names.iter().map(|name| plan.request(client, name));
         match client.all(requests).try_lock().await {
-            Ok(Some(leases)) => return Ok(Taken::All(leases.into_vec())),
-            Err(error) if !store::is_passing(&error) || plan.wait == Wait::No => return Err(error),
-            _ => {}
+            Ok(leases) => return Ok(Taken::All(leases.into_vec())),
+            Err(TryLockError::Held(held)) if plan.wait == Wait::No => {
+                return Ok(Taken::Refused(held));
+            }
+            Err(TryLockError::Failed(error))
+                if !store::is_passing(&error) || plan.wait == Wait::No =>
+            {
+                return Err(error);
+            }
+            Err(_) => {}
         }
     }
     // A long wait for the last name may outlast the lease on the first one. No work has used that
@@ -196,16 +207,13 @@ async fn take_all(client: &Client, plan: &Plan, waiting: &Waiting) -> Result<Tak
             let lease = tokio::select! {
                 biased;
                 _lost = any_lost(&leases) => break,
-                lease = ask(client, plan, name, waiting) => lease?,
+                lease = ask(client, plan, name, waiting) => lease,
             };
-            let Some(lease) = lease else {
-                // Released before the next request, so that other waiters need not wait for it.
-                drop(leases);
-                let line = client.show(name).await?;
-                let by = line.map(|line| line.held).unwrap_or_default();
-                return Ok(Taken::Refused { name: name.clone(), by });
-            };
-            leases.push(lease);
+            match lease {
+                Ok(lease) => leases.push(lease),
+                Err(TryLockError::Held(held)) => return Ok(Taken::Refused(held)),
+                Err(error) => return Err(error.into()),
+            }
         }
         if leases.len() == plan.names.len() && leases.iter().all(Lease::is_held) {
             return Ok(Taken::All(leases));
@@ -221,19 +229,21 @@ async fn ask(
     plan: &Plan,
     name: &Name,
     waiting: &Waiting,
-) -> Result<Option<Lease>, Error> {
+) -> Result<Lease, TryLockError> {
     let is_file = client.info().engine == "sqlite";
     loop {
         let request = plan.request(client, name);
         let asked = match plan.wait {
             Wait::No => request.try_acquire().await,
-            Wait::ForEver => request.acquire().await.map(Some),
+            Wait::ForEver => request.acquire().await.map_err(TryLockError::from),
             Wait::Within(span) => {
                 request.acquire_within(span.saturating_sub(plan.begun.elapsed())).await
             }
         };
         match asked {
-            Err(error) if store::is_passing(&error) && plan.wait.goes_on(plan.begun, is_file) => {
+            Err(TryLockError::Failed(error))
+                if store::is_passing(&error) && plan.wait.goes_on(plan.begun, is_file) =>
+            {
                 tracing::debug!(%error, "asking again");
                 waiting.failed(&error);
                 tokio::time::sleep(store::PAUSE).await;
@@ -268,17 +278,21 @@ pub(crate) fn any_revoked(leases: &[Lease]) -> impl Future<Output = (usize, Revo
 }
 
 /// Tells who holds a name, and ends with the status for it.
-pub(crate) fn refused(store: &Store, plan: &Plan, name: &Name, by: &[ClaimView]) -> Outcome {
+pub(crate) fn refused(store: &Store, plan: &Plan, held: &Held) -> Outcome {
     // With `--json` the caller has printed it.
     if !store.voice.json {
-        store.voice.tell(&describe(name, by));
+        store.voice.tell(&describe(held));
     }
     Ok(plan.conflict_status)
 }
 
-fn describe(name: &Name, by: &[ClaimView]) -> String {
+fn describe(held: &Held) -> String {
+    let (name, by) = (&held.name, &held.claims);
     let Some(first) = by.first() else {
-        return format!("`{name}` was held a moment ago, or others are in line; try again");
+        return match held.by {
+            Some(_) => held.to_string(),
+            None => format!("`{name}` was held a moment ago, or others are in line; try again"),
+        };
     };
     let others = match by.len() - 1 {
         0 => String::new(),

@@ -37,7 +37,7 @@ pub(crate) async fn list(store: &Store, list: args::List) -> Outcome {
     let mut table = Table { whole: false, columns: out::columns(), header: true };
     let mut shown = 0;
     loop {
-        let page = store.client.inspect(&query).await?;
+        let page = store.client.admin().inspect(&query).await?;
         if store.voice.json {
             let lines = page.lines.iter().map(|line| Line::filtered(line, &filter));
             let mut text = String::new();
@@ -81,7 +81,7 @@ async fn tell_of_strangers(store: &Store) {
     if json || quiet || !lists_no_foreign(store) {
         return;
     }
-    match store.client.look().await {
+    match store.client.admin().look().await {
         Ok(findings) => {
             for finding in findings.iter().filter(|finding| finding.subject == OTHER_LOCKS) {
                 store.voice.tell(&format!("not shown: {}; {}", finding.found, finding.advice));
@@ -108,7 +108,7 @@ pub(crate) async fn show(
 ) -> Outcome {
     let name = Name::new(&show.name)?;
     let store = open().await?;
-    let line = store.client.show(&name).await?;
+    let line = store.client.line(&name).await?;
     let force_released = record::read(&store.client, &name).await?;
     let section = record::section(&force_released);
     let Some(line) = line else {

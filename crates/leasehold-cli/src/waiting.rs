@@ -58,7 +58,7 @@ impl Waiting {
 
     /// The store answered that it cannot serve now, and is asked again.
     pub(crate) fn failed(&self, error: &Error) {
-        self.trouble.replace(Some(error.to_string()));
+        self.trouble.replace(Some(error.with_sources()));
     }
 
     /// Says what is waited for until it is dropped.
@@ -115,7 +115,7 @@ impl Waiting {
         let (Some(client), Some(name)) = (client, name) else {
             return format!("waiting for the store since {waited}") + &self.trouble();
         };
-        match client.show(&name).await {
+        match client.line(&name).await {
             Ok(line) => {
                 let line = describe(&name, line.as_ref(), client.holder(), self.begun.elapsed());
                 line + &self.trouble()

@@ -340,7 +340,7 @@ async fn follow_all(client: &Client, gathered: &mut Gathered) -> leasehold::Resu
         }
         asked += 1;
         let query = Query { limit: LINES_OF_HOLDER_MAX, ..Query::holder(holder) };
-        let page = client.inspect(&query).await?;
+        let page = client.admin().inspect(&query).await?;
         gathered.whole &= page.next.is_none();
         for line in page.lines {
             let waits = line.waiting.iter().any(|claim| claim.holder.id() == holder);
@@ -376,7 +376,7 @@ pub(crate) mod tests {
             label.bytes().fold(7_u128, |id, byte| id.wrapping_mul(257).wrapping_add(byte.into()));
         ClaimView {
             holder: Holder::known(HolderId(id), label).expect("a good label"),
-            fence,
+            fence: fence.into(),
             mode,
             age: Duration::from_secs(seconds),
             remaining: Duration::from_secs(20),
@@ -463,7 +463,7 @@ pub(crate) mod tests {
         let mut lines = [line("a", &["r1", "w", "r2"])];
         lines[0].held[0].mode = Mode::Shared;
         lines[0].waiting[1].mode = Mode::Shared;
-        lines[0].waiting.iter_mut().for_each(|claim| claim.fence = 0);
+        lines[0].waiting.iter_mut().for_each(|claim| claim.fence = 0_u64.into());
         let told = sentences(&lines);
         assert!(told[1].starts_with("`r2` waits for `a`, behind `w`, who waits"), "{told:?}");
         let edges = Graph::new(&lines).edges(&lines[0]);

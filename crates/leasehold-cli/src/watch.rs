@@ -100,7 +100,7 @@ pub(crate) async fn watch(
     };
     let mut signals = Signals::catch()?;
     let store = signals.opened(open).await?;
-    let mut events = store.client.watch(&query).await?;
+    let mut events = store.client.admin().watch(&query).await?;
     let mut reader_gone = std::pin::pin!(reader_gone());
     let outcome = loop {
         let event = tokio::select! {

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use leasehold::clock::remote::{ClockTrouble, Shift};
+use leasehold::internal::remote::{ClockTrouble, Shift};
 use leasehold::observe::{Measure, Observer};
 
 /// The reports about clocks, with their servers. Clones share one diary.

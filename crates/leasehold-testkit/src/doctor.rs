@@ -8,7 +8,7 @@ use crate::waiting::soon;
 /// The findings about a subject: the level and the text of each.
 pub async fn found(url: &str, subject: &str) -> Vec<(Level, String)> {
     let client = soon("a client", connect(url)).await.expect("the store opens");
-    let findings = soon("findings", client.examine()).await.expect("an answer");
+    let findings = soon("findings", client.admin().examine()).await.expect("an answer");
     let about = findings.into_iter().filter(|finding| finding.subject == subject);
     about.map(|finding| (finding.level, finding.found)).collect()
 }

@@ -40,10 +40,10 @@ pub trait PartVerbs {
     /// As [`WaitNotices::waits_of`](leasehold::engine::WaitNotices::waits_of).
     async fn waits_of(&self, holder: HolderId) -> Result<Vec<Wait>>;
 
-    /// As [`Admin::evict`](leasehold::engine::Admin::evict).
+    /// As [`Administer::evict`](leasehold::engine::Administer::evict).
     async fn evict(&self, order: &Eviction) -> Result<Vec<Holder>>;
 
-    /// As [`Admin::totals`](leasehold::engine::Admin::totals).
+    /// As [`Administer::totals`](leasehold::engine::Administer::totals).
     async fn totals(&self) -> Result<Totals>;
 }
 

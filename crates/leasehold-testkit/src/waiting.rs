@@ -37,7 +37,7 @@ pub fn until(what: &str, fact: impl AsyncFn() -> bool) -> impl Future<Output = (
 /// Waits until no claim is in the line of `name`.
 #[track_caller]
 pub fn until_free<'a>(client: &'a Client, name: &'a str) -> impl Future<Output = ()> + 'a {
-    until("the name to be free", async move || matches!(client.show(name).await, Ok(None)))
+    until("the name to be free", async move || matches!(client.line(name).await, Ok(None)))
 }
 
 /// Waits until exactly `count` claims wait for `name`. Panics when the number of waiters has not
@@ -56,7 +56,7 @@ pub fn until_waiting<'a>(
         let mut failed = "none".to_owned();
         loop {
             let asked_at = Instant::now();
-            match tokio::time::timeout(EVENT_MAX, client.show(name)).await {
+            match tokio::time::timeout(EVENT_MAX, client.line(name)).await {
                 Ok(Ok(line)) => {
                     waiting = line.map_or(0, |line| line.waiting.len());
                     let missing = waiting.abs_diff(count);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold::claim::Mode;
-use leasehold::{Error, Handle, Lease, Released, Request, Unit};
+use leasehold::{Error, Handle, Lease, LockOptions, Released, Request, Unit, UnlessHeld};
 use leasehold_testkit::conformance::Can;
 
 use crate::chance::Chance;
@@ -145,7 +145,7 @@ impl Task {
             _ => Mode::Exclusive,
         };
         let (ttl, how) = (self.ttl(), self.how());
-        let request = self.shared.client.claim(name).mode(mode).ttl(ttl);
+        let request = self.shared.client.request(name).mode(mode).ttl(ttl);
         self.asks(name, want, ttl, how.word(), None);
         if let Some(lease) = self.ask(&request, how).await {
             self.hold(name, want, ttl, lease).await;
@@ -161,7 +161,12 @@ impl Task {
             how => how,
         };
         let least = Duration::from_millis(CLOSED_MS);
-        let request = self.shared.client.claim("closed").ttl(ttl).hold_at_least(least);
+        let request = self
+            .shared
+            .client
+            .request("closed")
+            .ttl(ttl)
+            .options(LockOptions::new().hold_at_least(least));
         self.asks("closed", Want::Exclusive, ttl, how.word(), Some(CLOSED_MS));
         if let Some(lease) = self.ask(&request, how).await {
             let handle = lease.handle();
@@ -179,8 +184,8 @@ impl Task {
         let asked = ATTEMPT.scope(self.number, async {
             match how {
                 How::Lock => request.acquire().await.map(Some),
-                How::Within(span) => request.acquire_within(span).await,
-                How::Try => request.try_acquire().await,
+                How::Within(span) => request.acquire_within(span).await.unless_held(),
+                How::Try => request.try_acquire().await.unless_held(),
                 How::Cancelled(span) => match tokio::time::timeout(span, request.acquire()).await {
                     Ok(answer) => answer.map(Some),
                     Err(_cancelled) => Ok(None),
@@ -202,7 +207,7 @@ impl Task {
         self.asks(OFFICE, Want::Leader, ttl, How::Within(within).word(), None);
         let election = self.shared.client.election(OFFICE).ttl(ttl);
         let campaign = election.campaign_within(within, "here");
-        match ATTEMPT.scope(self.number, campaign).await {
+        match ATTEMPT.scope(self.number, campaign).await.unless_held() {
             Ok(Some(leadership)) => {
                 self.hold(OFFICE, Want::Leader, ttl, leadership.into_lease()).await;
             }
@@ -253,8 +258,8 @@ impl Task {
             self.asks(name, Want::Exclusive, ttl, SEVERAL, None);
         }
         let client = self.shared.client.clone();
-        let requests = names.map(|name| client.claim(name).ttl(ttl));
-        let answer = client.all(requests).lock_within(span).await;
+        let requests = names.map(|name| client.request(name).ttl(ttl));
+        let answer = client.all(requests).lock_within(span).await.unless_held();
         for (number, name) in (first..).zip(names) {
             self.number = number;
             match &answer {
@@ -277,8 +282,8 @@ impl Task {
     }
 
     fn granted(&self, lease: &Lease) {
-        let until = lease.safe_until().as_nanos();
-        self.record(What::Granted { fence: lease.fence(), until });
+        let until = lease.deadline().as_nanos();
+        self.record(What::Granted { fence: lease.fence().into(), until });
     }
 
     /// Uses a lease and ends it.
@@ -315,7 +320,7 @@ impl Task {
     /// Reads and writes the register, as the work that the lock protects.
     async fn access(&mut self, name: &'static str, want: Want, lease: &Lease) {
         let (worker, attempt) = (self.shared.orders.number, self.number);
-        let access = Access { name, worker, attempt, fence: lease.fence() };
+        let access = Access { name, worker, attempt, fence: lease.fence().into() };
         let answer = match want {
             Want::Exclusive | Want::Leader => match self.register.read(&access).await {
                 Ok(Answer::Ok(value)) => self.register.write(&access, value + 1).await,
@@ -334,7 +339,7 @@ impl Task {
     /// Asks the lease whether it is held, and writes it down.
     fn look(&self, lease: &Lease) -> bool {
         let at: Instant = now();
-        let until = lease.safe_until().as_nanos();
+        let until = lease.deadline().as_nanos();
         let held = lease.is_held();
         if held {
             self.shared.recorder.record_at(at, self.number, What::Held { until });
@@ -378,7 +383,7 @@ impl Task {
         };
         match self.shared.client.adopt(&handle).await {
             Ok(lease) => {
-                let until = lease.safe_until().as_nanos();
+                let until = lease.deadline().as_nanos();
                 self.record(What::Adopted { until });
                 Some(lease)
             }

@@ -207,7 +207,7 @@ async fn later_fence(engine: &Arc<dyn Engine>, claim: &Claim) -> Result<Option<u
 async fn numbers(engine: &Arc<dyn Engine>, key: &ClaimKey) -> Result<Vec<u64>> {
     let page = engine.inspect(&Query::name(key.name.clone())).await?;
     let all = page.lines.into_iter().flat_map(|line| line.held.into_iter().chain(line.waiting));
-    Ok(all.map(|view| view.fence).collect())
+    Ok(all.map(|view| view.fence.as_u64()).collect())
 }
 
 impl Faulty {
@@ -454,7 +454,7 @@ impl Faulty {
 async fn take_from_holders(engine: &Arc<dyn Engine>, name: &Name) -> Result<()> {
     let page = engine.inspect(&Query::name(name.clone())).await?;
     let held = page.lines.iter().flat_map(|line| &line.held);
-    let fences = held.map(|claim| claim.fence).collect();
+    let fences = held.map(|claim| claim.fence.as_u64()).collect();
     let (by, reason) = (Holder::fresh(), "mutant".to_owned());
     let order = Eviction { name: name.clone(), fences, unreadable: false, by, reason };
     let admin = Arc::clone(engine).parts().admin;

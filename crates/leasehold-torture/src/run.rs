@@ -391,7 +391,7 @@ impl Run {
     async fn write_lines(&self) {
         let read = async {
             let client = leasehold::connect(&self.store.url).await?;
-            client.inspect(&Query::all()).await
+            client.admin().inspect(&Query::all()).await
         };
         let Ok(Ok(page)) = tokio::time::timeout(LINES_MAX, read).await else { return };
         for line in page.lines {
@@ -408,7 +408,7 @@ impl Run {
         let ends = Duration::from_nanos(self.terms().forgotten_after) * 2;
         let limit = self.limit(ends);
         loop {
-            match client.inspect(&Query::all()).await {
+            match client.admin().inspect(&Query::all()).await {
                 Ok(page) if page.lines.is_empty() => break,
                 Ok(page) if limit.is_over() => {
                     for line in page.lines {

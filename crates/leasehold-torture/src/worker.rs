@@ -217,7 +217,7 @@ async fn observe(shared: Arc<Shared>) {
         while !stops() {
             match tokio::time::timeout(RECONNECT, leaders.next()).await {
                 Ok(Some(Ok(Some(leader)))) => {
-                    shared.recorder.record(0, What::Leads { term: leader.term });
+                    shared.recorder.record(0, What::Leads { term: leader.term.as_u64() });
                 }
                 Ok(Some(Err(error))) => failed(&shared.recorder, 0, "observe", &error),
                 Ok(None) => break,
@@ -234,6 +234,8 @@ pub fn failed(recorder: &Recorder, attempt: u64, call: &str, error: &Error) {
         Error::Config(_) => "Config",
         Error::Unreachable { .. } => "Unreachable",
         Error::NoMajority { .. } => "NoMajority",
+        Error::TaskEnded { .. } => "TaskEnded",
+        Error::Unsupported { .. } => "Unsupported",
         Error::Store { transient: true, .. } => "Store (transient)",
         Error::Store { .. } => "Store",
         Error::Replaced { .. } => "Replaced",
@@ -249,7 +251,7 @@ pub fn failed(recorder: &Recorder, attempt: u64, call: &str, error: &Error) {
         Error::Closed => "Closed",
         _ => "unknown",
     };
-    let (call, kind, text) = (call.to_owned(), kind.to_owned(), error.to_string());
+    let (call, kind, text) = (call.to_owned(), kind.to_owned(), error.with_sources());
     recorder.record(attempt, What::Failed { call, kind, text });
 }
 

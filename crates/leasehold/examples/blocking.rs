@@ -3,6 +3,8 @@
 use std::thread;
 use std::time::Duration;
 
+use leasehold::TryLockError;
+
 fn main() -> leasehold::Result<()> {
     let folder = std::env::temp_dir().join(format!("leasehold-threads-{}", std::process::id()));
     std::fs::create_dir_all(&folder).expect("a folder of our own");
@@ -35,8 +37,11 @@ fn main() -> leasehold::Result<()> {
 
     let client = leasehold::blocking::connect("memory:")?;
     let _held = client.mutex("busy").lock()?;
-    let refused = client.mutex("busy").lock_within(Duration::from_millis(50))?;
-    println!("waited 50 ms for a lock that is held: {}", refused.is_none());
+    match client.mutex("busy").lock_within(Duration::from_millis(50)) {
+        Ok(lease) => println!("fence {}", lease.fence()),
+        Err(TryLockError::Held(held)) => println!("after 50 ms, {held}"),
+        Err(error) => return Err(error.into()),
+    }
     std::fs::remove_dir_all(&folder).expect("nobody else uses it");
     Ok(())
 }

@@ -5,14 +5,16 @@
 
 use std::time::Duration;
 
-use leasehold::{Client, Result};
+use leasehold::{Client, LockOptions, Result, UnlessHeld};
 
 /// What cron starts everywhere at the same time; true if it ran here.
 async fn tick(client: &Client) -> Result<bool> {
     // The job is so short that a clock which is a little late would start it a second time. So
     // the name stays closed for most of the period, however soon the lease is given back.
-    let lock = client.mutex("cron:tick").hold_at_least(Duration::from_secs(50));
-    let Some(lease) = lock.try_lock().await? else { return Ok(false) };
+    let lock = client
+        .mutex("cron:tick")
+        .options(LockOptions::new().hold_at_least(Duration::from_secs(50)));
+    let Some(lease) = lock.try_lock().await.unless_held()? else { return Ok(false) };
     println!("{} ticks, fence {}", client.holder().label(), lease.fence());
     lease.release().await?;
     Ok(true)

@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use leasehold::memory::Memory;
-use leasehold::{Error, LeaseState, LostCause, Name, Result};
+use leasehold::{Error, LeaseState, LockOptions, LostCause, Name, Result};
 
 const TTL: Duration = Duration::from_secs(30);
 
@@ -21,7 +21,13 @@ async fn main() -> Result<()> {
 /// Nobody renews, and half a minute passes in no time.
 async fn time_runs_out() -> Result<()> {
     let (memory, clock) = Memory::virtual_time();
-    let lease = memory.client()?.mutex("report").ttl(TTL).renew(false).lock().await?;
+    let lease = memory
+        .client()?
+        .mutex("report")
+        .ttl(TTL)
+        .options(LockOptions::new().renew(false))
+        .lock()
+        .await?;
     clock.advance(Duration::from_secs(29));
     assert!(lease.is_held());
     clock.advance(Duration::from_secs(1));

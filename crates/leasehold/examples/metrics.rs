@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use leasehold::memory::Memory;
 use leasehold::observe::{Measure, Observer};
-use leasehold::{Client, Result};
+use leasehold::{Client, Result, UnlessHeld};
 
 /// Stands for the counters and gauges of a metrics library.
 #[derive(Debug, Default)]
@@ -65,7 +65,7 @@ async fn main() -> Result<()> {
 
     let lock = client.mutex("report");
     let first = lock.lock().await?;
-    assert!(lock.try_lock().await?.is_none());
+    assert!(lock.try_lock().await.unless_held()?.is_none());
     let second = async {
         let lease = lock.lock().await?;
         lease.release().await

@@ -6,18 +6,19 @@
 
 use std::time::Duration;
 
+use leasehold::Fence;
 use leasehold::memory::Memory;
 
 /// What the lock protects. It remembers the greatest fence it has seen and refuses smaller ones;
 /// in SQL that is `UPDATE … SET fence = $1 WHERE id = $2 AND fence <= $1`.
 #[derive(Debug, Default)]
 struct Order {
-    fence: u64,
+    fence: Fence,
     paid_cents: u64,
 }
 
 impl Order {
-    fn pay(&mut self, cents: u64, fence: u64) -> Result<(), String> {
+    fn pay(&mut self, cents: u64, fence: Fence) -> Result<(), String> {
         if fence < self.fence {
             return Err(format!("fence {fence} is old; {} was here already", self.fence));
         }

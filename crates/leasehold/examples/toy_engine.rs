@@ -126,7 +126,7 @@ impl Line {
     fn view(&self, name: &Name, now: Instant) -> LineView {
         let view = |entry: &Entry| ClaimView {
             holder: entry.holder.clone(),
-            fence: entry.fence,
+            fence: entry.fence.into(),
             mode: Mode::Exclusive,
             age: now.duration_since(entry.since),
             remaining: entry.ends.saturating_duration_since(now),

@@ -6,22 +6,19 @@
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::sync::{Arc, Mutex as StdMutex, MutexGuard, PoisonError, Weak};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
-use futures_util::stream::BoxStream;
 use tokio::sync::Mutex as AsyncMutex;
 
-use crate::clock::{Clock, Moment, SystemClock};
+use crate::admin::Admin;
+use crate::clock::{Clock, SystemClock};
 use crate::engine::kit::thread_shard::{CachePadded, THREAD_SHARDS, thread_shard};
 use crate::engine::layer::retry::RetryPolicy;
 use crate::engine::layer::shared::{Shared, Thread};
-use crate::engine::{
-    BrokenLine, Bump, Bumped, Engine, Event, Eviction, Finding, HolderMessage, Info, LineView,
-    Page, Parts, Query, Resize, Resized, Totals, unsupported,
-};
+use crate::engine::{Engine, Info, LineView, Parts, Query};
 use crate::engines::memory::Memory;
 use crate::engines::scheme;
-use crate::error::{Config, Error, Invalid, Result, TooMany};
+use crate::error::{Config, Error, Invalid, Result};
 use crate::handle::Handle;
 use crate::lease::Lease;
 use crate::observe::{Observer, Stats};
@@ -31,21 +28,16 @@ use crate::primitives::once::Once;
 use crate::primitives::rate_limiter::RateLimiter;
 use crate::primitives::rwlock::RwLock;
 use crate::primitives::semaphore::Semaphore;
-use crate::rule::claim::{Holder, Mode, Released, Renewal, Standing, Ttl};
+use crate::rule::claim::{Holder, Released, Renewal, Standing, Ttl};
 use crate::rule::name::Name;
 use crate::runtime::acquire::Request;
 use crate::runtime::claim_state::{ClaimState, LeaseTerms};
 use crate::runtime::keeper::Keeper;
 use crate::runtime::scope::Scope;
 use crate::runtime::search;
-use crate::runtime::trial;
 
 /// How many poisoned names a client remembers; the oldest are forgotten first.
 const POISONED_MAX: usize = 1_024;
-
-/// How often holders that were asked for a lease are looked at, and asked again.
-const REVOKE_LOOK: Duration = Duration::from_millis(250);
-const REVOKE_AGAIN: Duration = Duration::from_secs(1);
 
 /// Connects to the store at `url` with the default settings.
 ///
@@ -101,7 +93,7 @@ pub(crate) struct Inner {
     pub(crate) poison: Poison,
     /// How long a claim waits before a deadlock is looked for; never, if `None`.
     pub(crate) deadlock_period: Option<Duration>,
-    /// Whether this is a holder that does one thing at a time: see [`Client::apart`].
+    /// Whether this is a holder that does one thing at a time: see [`Client::with_own_identity`].
     pub(crate) alone: bool,
     keeper_guard: Arc<KeeperGuard>,
 }
@@ -189,7 +181,7 @@ impl ClientBuilder {
     ///
     /// A wait costs nothing before that, and nothing at all if its task holds no other lease. What
     /// counts as a deadlock, and what cannot be seen, is in the safety page of the documentation.
-    pub fn deadlock_detection(mut self, period: impl Into<Option<Duration>>) -> Self {
+    pub fn deadlock_period(mut self, period: impl Into<Option<Duration>>) -> Self {
         self.deadlock_period = Some(period.into());
         self
     }
@@ -230,7 +222,7 @@ impl ClientBuilder {
         let deadlock_period = self.deadlock_period.unwrap_or(Some(search::PERIOD));
         let in_bounds = |period| (search::PERIOD_MIN..=search::PERIOD_MAX).contains(period);
         if !deadlock_period.as_ref().is_none_or(in_bounds) {
-            let (what, rule) = ("deadlock_detection", "between 10 ms and 1 h");
+            let (what, rule) = ("deadlock_period", "between 10 ms and 1 h");
             return Err(Error::Invalid(Invalid::Setting { what, rule }));
         }
         let holder = match (self.holder, self.label) {
@@ -293,7 +285,7 @@ impl Client {
     /// To others it is another holder, with this label. Deadlock detection takes it by its word:
     /// whatever it holds, it keeps while it waits, in whatever tasks that happens.
     /// [`close`](Self::close) of either closes both.
-    pub fn apart(&self, label: impl AsRef<str>) -> Result<Client> {
+    pub fn with_own_identity(&self, label: impl AsRef<str>) -> Result<Client> {
         let inner = &self.inner;
         Ok(Self::of(Inner {
             keeper: Arc::clone(&inner.keeper),
@@ -313,36 +305,36 @@ impl Client {
 
     /// A lock that one holder at a time has.
     pub fn mutex(&self, name: impl AsRef<str>) -> Mutex {
-        Mutex::new(self.claim(name))
+        Mutex::new(self.request(name))
     }
 
     /// A lock that many readers or one writer have.
     pub fn rwlock(&self, name: impl AsRef<str>) -> RwLock {
-        RwLock::new(self.claim(name))
+        RwLock::new(self.request(name))
     }
 
     /// `limit` permits for all machines together.
     pub fn semaphore(&self, name: impl AsRef<str>, limit: u32) -> Semaphore {
-        Semaphore::new(self.claim(name), limit)
+        Semaphore::new(self.request(name), limit)
     }
 
     /// An office that one candidate at a time holds.
     pub fn election(&self, name: impl AsRef<str>) -> Election {
-        Election::new(self.claim(name))
+        Election::new(self.request(name))
     }
 
     /// `units` in any window of `period`, for all machines together.
     pub fn rate_limiter(&self, name: impl AsRef<str>, units: u32, period: Duration) -> RateLimiter {
-        RateLimiter::new(self.claim(name), units, period)
+        RateLimiter::new(self.request(name), units, period)
     }
 
     /// Work that is done at most once in each period of `every`, for all machines together.
     pub fn once(&self, name: impl AsRef<str>, every: Duration) -> Once {
-        Once::new(self.claim(name), every)
+        Once::new(self.request(name), every)
     }
 
     /// A claim of any mode, with all options: what the primitives are made of.
-    pub fn claim(&self, name: impl AsRef<str>) -> Request {
+    pub fn request(&self, name: impl AsRef<str>) -> Request {
         Request::new(self.clone(), name)
     }
 
@@ -389,13 +381,13 @@ impl Client {
     }
 
     /// The keeper, unless this is a forked child's copy of the client.
-    fn keeper(&self) -> Result<&Keeper> {
+    pub(crate) fn keeper(&self) -> Result<&Keeper> {
         self.inner.keeper.refuse_fork()?;
         Ok(&self.inner.keeper)
     }
 
     /// The store, unless this is a forked child's copy of the client.
-    fn engine(&self) -> Result<&dyn Engine> {
+    pub(crate) fn engine(&self) -> Result<&dyn Engine> {
         Ok(&*self.keeper()?.engine)
     }
 
@@ -404,21 +396,9 @@ impl Client {
         self.inner.keeper.stats()
     }
 
-    /// What all clients of the store did, as far as they told it, and what is in its lines.
-    pub async fn store_stats(&self) -> Result<Totals> {
-        let keeper = self.keeper()?;
-        let admin = keeper.need(&keeper.parts.admin)?;
-        keeper.retry.again(|| admin.totals()).await
-    }
-
-    /// Reads lines, a page at a time.
-    pub async fn inspect(&self, query: &Query) -> Result<Page> {
-        self.engine()?.inspect(query).await
-    }
-
     /// Reads one line; `None` if nobody is in it. An error if nothing of its record can be read.
-    pub async fn show(&self, name: impl AsRef<str>) -> Result<Option<LineView>> {
-        let page = self.inspect(&Query::name(Name::new(name)?)).await?;
+    pub async fn line(&self, name: impl AsRef<str>) -> Result<Option<LineView>> {
+        let page = self.admin().inspect(&Query::name(Name::new(name)?)).await?;
         let line = page.lines.into_iter().next();
         match page.broken.into_iter().next() {
             Some(broken) if line.is_none() => Err(broken.into_error(&self.info().store)),
@@ -426,220 +406,10 @@ impl Client {
         }
     }
 
-    /// Names whose records cannot be read, the first [`Query::LINES_MAX`] of them. Reads every
-    /// line.
-    pub async fn broken_lines(&self) -> Result<Vec<BrokenLine>> {
-        let mut query = Query::all();
-        let mut broken = Vec::new();
-        loop {
-            let page = self.inspect(&query).await?;
-            broken.extend(page.broken);
-            match page.next {
-                Some(next) if broken.len() < Query::LINES_MAX => query.after = Some(next),
-                _ => break,
-            }
-        }
-        broken.truncate(Query::LINES_MAX);
-        Ok(broken)
-    }
-
-    /// Events from now on; those of one name in the order in which they happened.
-    pub async fn watch(&self, query: &Query) -> Result<BoxStream<'static, Result<Event>>> {
-        let keeper = self.keeper()?;
-        let part = keeper.need(&keeper.parts.watch)?;
-        keeper.retry.again(|| part.watch(query)).await
-    }
-
-    /// Takes a name from all who hold it now; returns them. The next fence is greater. A claim
-    /// that is granted meanwhile keeps the name.
-    pub async fn force_release(
-        &self,
-        name: impl AsRef<str>,
-        reason: impl Into<String>,
-    ) -> Result<Vec<Holder>> {
-        let name = Name::new(name)?;
-        let page = self.inspect(&Query::name(name.clone())).await?;
-        let held = page.lines.iter().flat_map(|line| &line.held);
-        let fences = held.map(|claim| claim.fence).collect();
-        self.evict(name, fences, !page.broken.is_empty(), reason.into()).await
-    }
-
-    /// Takes a name from the claims that hold it with one of these fences, such as one permit of
-    /// several; returns their holders. Claims with other fences keep it.
-    pub async fn force_release_fences(
-        &self,
-        name: impl AsRef<str>,
-        fences: &[u64],
-        reason: impl Into<String>,
-    ) -> Result<Vec<Holder>> {
-        self.evict(Name::new(name)?, fences.to_vec(), false, reason.into()).await
-    }
-
-    /// Asks those who hold a name now to give it back within this time, and force-releases what
-    /// they still hold then; returns whom it took the name from. They learn of it by
-    /// [`Lease::revoke_requested`]. Where the store carries no messages to holders, nobody learns
-    /// of it, and the call is a late [`force_release`](Self::force_release).
-    ///
-    /// # Cancel safety
-    ///
-    /// Holders may have been asked. Nothing is taken from them.
-    pub async fn revoke(
-        &self,
-        name: impl AsRef<str>,
-        within: Duration,
-        reason: impl Into<String>,
-    ) -> Result<Vec<Holder>> {
-        let name = Name::new(name)?;
-        let page = self.inspect(&Query::name(name.clone())).await?;
-        let held = page.lines.iter().flat_map(|line| &line.held);
-        let fences: Vec<u64> = held.map(|claim| claim.fence).collect();
-        self.revoke_fences(name, &fences, within, reason).await
-    }
-
-    /// The same for the claims that hold with one of these fences, such as one permit of several.
-    pub async fn revoke_fences(
-        &self,
-        name: impl AsRef<str>,
-        fences: &[u64],
-        within: Duration,
-        reason: impl Into<String>,
-    ) -> Result<Vec<Holder>> {
-        let (name, reason) = (Name::new(name)?, reason.into());
-        let keeper = self.keeper()?;
-        keeper.need(&keeper.parts.admin)?;
-        let until = keeper.clock.now() + within;
-        let by = self.inner.holder.clone();
-        let (fences, unreadable) = (fences.to_vec(), false);
-        let mut order = Eviction { name: name.clone(), fences, unreadable, by, reason };
-        let mut asked_at = None;
-        loop {
-            let now = keeper.clock.now();
-            let page = self.inspect(&Query::name(name.clone())).await?;
-            let held: Vec<_> = page.lines.iter().flat_map(|line| &line.held).collect();
-            order.fences.retain(|fence| held.iter().any(|claim| claim.fence == *fence));
-            if order.fences.is_empty() {
-                return Ok(Vec::new());
-            }
-            if now >= until {
-                return self.evict(name, order.fences, false, order.reason).await;
-            }
-            // Again and again: a client that has just taken the name does not listen yet.
-            if asked_at.is_none_or(|at: Moment| now >= at + REVOKE_AGAIN) {
-                asked_at = Some(now);
-                let messages = HolderMessage::of_revocation(&order, until.since(now));
-                keeper.send(&messages).await;
-            }
-            let pause = REVOKE_LOOK.min(until.since(now));
-            keeper.clock.sleep_until(keeper.clock.now() + pause).await;
-        }
-    }
-
-    async fn evict(
-        &self,
-        name: Name,
-        fences: Vec<u64>,
-        unreadable: bool,
-        reason: String,
-    ) -> Result<Vec<Holder>> {
-        let by = self.inner.holder.clone();
-        let order = Eviction { name, fences, unreadable, by, reason };
-        let keeper = self.keeper()?;
-        let admin = keeper.need(&keeper.parts.admin)?;
-        let evicted = keeper.retry.again(|| admin.evict(&order)).await?;
-        // Also where nobody was found: an earlier try, whose answer was lost, may have taken it.
-        keeper.send(&HolderMessage::of_eviction(&order)).await;
-        Ok(evicted)
-    }
-
-    /// Gives a semaphore that is in use another limit, for everybody in its line; returns the one
-    /// before, or `None` if nobody is in line and the next claim sets it.
-    ///
-    /// Who then still asks with the old limit is refused with [`Error::Mismatch`]. The limit cannot
-    /// be lowered below what is held or what somebody waits for: [`Error::InUse`].
-    pub async fn resize(&self, name: impl AsRef<str>, limit: u32) -> Result<Option<u32>> {
-        Mode::Permits { take: 1, of: limit }.checked()?;
-        let name = Name::new(name)?;
-        let order = Resize { name, of: limit, by: self.inner.holder.clone() };
-        let keeper = self.keeper()?;
-        let part = keeper.need(&keeper.parts.convert)?;
-        let why = match keeper.retry.again(|| part.resize(&order)).await? {
-            Resized::Done { before } => {
-                let (name, by) = (&order.name, order.by.label());
-                tracing::warn!(%name, by, limit, before, "resized");
-                return Ok(Some(before));
-            }
-            Resized::Unused => return Ok(None),
-            Resized::Held { units } => TooMany::Held(units),
-            Resized::Wanted { units } => TooMany::Wanted(units),
-        };
-        Err(Error::InUse { name: order.name, of: limit, why })
-    }
-
-    /// Lets fences go on above everything that was ever given out: once after the store was
-    /// restored from a backup, before anybody works with it again. `above` is a fence that was seen
-    /// somewhere and must be exceeded, if the clock should not be trusted with that. Without it, a
-    /// clock that is behind the date of this build is refused.
-    ///
-    /// Leases and places in line stay as they are. It does no harm when it is repeated, or where
-    /// nothing was restored.
-    pub async fn bump_epoch(&self, above: Option<u64>) -> Result<Bumped> {
-        let above = above.unwrap_or(0);
-        if above > Bump::ABOVE_MAX {
-            let (what, rule) = ("a fence to be exceeded", "at most 2^62");
-            return Err(Error::Invalid(Invalid::Setting { what, rule }));
-        }
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let now_us = u64::try_from(now.as_micros()).unwrap_or(u64::MAX).min(Bump::ABOVE_MAX);
-        if now_us < Bump::NOW_US_MIN && above == 0 {
-            let what = "begin at the time of day: this clock is behind the date of the build";
-            let advice = "set the clock, or name a fence that must be exceeded (`--above`)";
-            return Err(unsupported(self.info(), what, advice));
-        }
-        let order = Bump { above, now_us, by: self.inner.holder.clone() };
-        let keeper = self.keeper()?;
-        let Some(part) = &keeper.parts.raise_fences else {
-            return order.by_the_clock(self.info());
-        };
-        let bumped = keeper.retry.again(|| part.bump_epoch(&order)).await?;
-        if let Bumped::Raised { before, from } = bumped {
-            tracing::warn!(by = order.by.label(), before, from, "fences go on above all others");
-        }
-        Ok(bumped)
-    }
-
-    /// Looks at the store's settings as [`examine`](Self::examine) does, and takes no lock.
-    pub async fn look(&self) -> Result<Vec<Finding>> {
-        let keeper = self.keeper()?;
-        match &keeper.parts.admin {
-            Some(admin) => keeper.retry.again(|| admin.examine()).await,
-            None => Ok(Vec::new()),
-        }
-    }
-
-    /// Looks for settings of the store that weaken the promises, and at every record; takes a lock
-    /// and gives it back.
-    pub async fn examine(&self) -> Result<Vec<Finding>> {
-        let mut findings = self.look().await?;
-        findings.push(trial::lock(self.engine()?).await);
-        match self.broken_lines().await {
-            Ok(broken) => findings.extend(broken.iter().map(Finding::of_broken)),
-            Err(error) => findings.push(Finding::of_unread(&error)),
-        }
-        Ok(findings)
-    }
-
-    /// Installs what the store needs; harmless when it is there.
-    pub async fn install(&self) -> Result<()> {
-        let keeper = self.keeper()?;
-        match &keeper.parts.setup {
-            Some(setup) => keeper.retry.again(|| setup.install()).await,
-            None => Ok(()),
-        }
-    }
-
-    /// The statements [`install`](Self::install) runs; empty where there are none.
-    pub fn schema(&self) -> &'static str {
-        self.parts().setup.as_ref().map_or("", |setup| setup.schema())
+    /// What operators need: reading all lines, events, orders about other holders' claims, and the
+    /// store's own state.
+    pub fn admin(&self) -> Admin<'_> {
+        Admin::new(self)
     }
 
     /// Takes up a lease by its handle: renews it at once and from then on.
@@ -711,7 +481,7 @@ impl Client {
     /// The lease is known by its fence; only changing it needs the secret in the handle.
     pub async fn check(&self, handle: &Handle) -> Result<Option<Duration>> {
         self.refuse_other_store(handle)?;
-        let line = self.show(handle.name().as_str()).await?;
+        let line = self.line(handle.name().as_str()).await?;
         let mut held = line.into_iter().flat_map(|line| line.held);
         let lease = held.find(|held| held.fence == handle.fence() && !held.closed);
         Ok(lease.map(|lease| lease.remaining))
@@ -728,7 +498,7 @@ impl Client {
     /// names the limit and the setting to change.
     ///
     /// Whatever outlives its client asks this by itself: a detached lease, a period, a unit of a
-    /// rate, and [`hold_at_least`](Request::hold_at_least).
+    /// rate, and [`hold_at_least`](crate::LockOptions::hold_at_least).
     pub async fn check_unrenewed(&self, span: Duration) -> Result<()> {
         self.inner.check_unrenewed(span).await
     }
@@ -782,9 +552,9 @@ impl Client {
     }
 
     /// Gives back every lease that this client holds, and waits until the store knows, or has ended
-    /// them by their ttl. Returns how many they were. Leases of clients that are
-    /// [`apart`](Self::apart) from it are among them; claims that wait stay in line, and the client
-    /// can be used on.
+    /// them by their ttl. Returns how many they were. Leases of clients that
+    /// [`with_own_identity`](Self::with_own_identity) made of it are among them. Claims that wait
+    /// stay in line, and the client can be used on.
     ///
     /// Leases that are still around are lost with [`LostCause::Released`](crate::LostCause).
     ///

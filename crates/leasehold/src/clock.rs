@@ -4,6 +4,7 @@
 //! so a test of a lost lock need not wait. Servers do decide by their wall clocks: `remote` judges
 //! them.
 
+#[doc(hidden)]
 pub mod remote;
 
 use std::fmt;
@@ -13,6 +14,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::oneshot;
+
+pub use remote::{ClockTrouble, Shift};
 
 /// A future that a clock hands out.
 pub type Sleep = Pin<Box<dyn Future<Output = ()> + Send>>;

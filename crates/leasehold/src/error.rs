@@ -3,19 +3,27 @@
 //! Expected outcomes are values elsewhere: another holder has the name, or the lease had expired.
 //! An [`Error`] means that the question could not be answered or should not have been asked.
 
+mod node_failure;
+mod try_lock;
+mod unreachable;
+
 use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::engines::quorum::cause::Cause;
 use crate::rule::claim::{Holder, Mode, Note, Ttl};
+use crate::rule::fence::Fence;
 use crate::rule::name::Name;
+
+pub use node_failure::{NodeFailure, NodeReason};
+pub use try_lock::{Held, TryLockError, UnlessHeld};
+pub use unreachable::{Source, UnreachableReason};
 
 /// The result of every fallible call of this library.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Why a call failed.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The request breaks a rule of the library; nothing was sent.
@@ -32,18 +40,22 @@ pub enum Error {
     Unreachable {
         /// The store, without credentials.
         store: String,
-        /// The failure as the client saw it.
+        /// The kind of failure.
+        reason: UnreachableReason,
+        /// The failure in the library's words.
         cause: String,
+        /// The error of the driver or the system, where there is one.
+        source: Option<Source>,
     },
 
     /// No majority of the nodes answered, or of those that may vote. As with
     /// [`Unreachable`](Error::Unreachable), repeating the request is harmless.
-    #[error("no majority of the nodes of `{store}`: {}", node_list(.causes))]
+    #[error("no majority of the nodes of `{store}`: {}", node_list(.nodes))]
     NoMajority {
         /// The store, without credentials.
         store: String,
         /// Each node with its failure.
-        causes: Vec<(String, Cause)>,
+        nodes: Vec<NodeFailure>,
     },
 
     /// The store answered with a failure of its own.
@@ -55,6 +67,25 @@ pub enum Error {
         cause: String,
         /// Whether the same request may succeed later.
         transient: bool,
+    },
+
+    /// A task of the engine ended before it answered. The client may still be open. As with
+    /// [`Unreachable`](Error::Unreachable), repeating the request is harmless.
+    #[error("a task for the store `{store}` ended before it answered")]
+    TaskEnded {
+        /// The store, without credentials.
+        store: String,
+    },
+
+    /// The engine does not have this feature.
+    #[error("{engine} cannot {what}; {advice}")]
+    Unsupported {
+        /// The engine.
+        engine: &'static str,
+        /// The feature.
+        what: &'static str,
+        /// An alternative.
+        advice: &'static str,
     },
 
     /// The store is not the one this client connected to any more (its file was replaced).
@@ -74,9 +105,9 @@ pub enum Error {
         /// The store, without credentials.
         store: String,
         /// The fence that was refused.
-        given: u64,
+        given: Fence,
         /// The greatest fence that this client had seen before.
-        known: u64,
+        known: Fence,
     },
 
     /// A claim of another kind, or with another limit, is on this name.
@@ -100,6 +131,11 @@ pub enum Error {
         /// The reason.
         why: TooMany,
     },
+
+    /// Other claims have the name, and the caller does not wait for them. Made of a
+    /// [`TryLockError`] by `?`.
+    #[error(transparent)]
+    Held(Box<Held>),
 
     /// The lease was lost while work that needed it was going on.
     #[error("the lease on `{name}` was lost: {cause}")]
@@ -152,13 +188,14 @@ pub enum Error {
     /// The caller's time limit ended while the claim waited, and the store did not answer the
     /// claim's last request. If the store answered it, the wait ends without a lease and without an
     /// error.
-    #[error("no lease on `{name}` after {waited:?}; last: {last}")]
+    #[error("no lease on `{name}` after {waited:?}, and the store failed last")]
     Timeout {
         /// The name.
         name: Name,
         /// How long the claim waited.
         waited: Duration,
         /// The error of the last request.
+        #[source]
         last: Box<Error>,
     },
 
@@ -176,8 +213,42 @@ impl Error {
     /// A task of the engine ended before it answered. The client may still be open.
     #[allow(dead_code, reason = "the engines of the build decide whether it is used")]
     pub(crate) fn task_ended(store: &str) -> Self {
-        let cause = "a task of the engine ended before it answered".to_owned();
-        Error::Store { store: store.to_owned(), cause, transient: true }
+        Error::TaskEnded { store: store.to_owned() }
+    }
+
+    /// The store cannot be reached, for a reason that no driver reported. `cause` is the failure in
+    /// the engine's words.
+    pub fn unreachable(
+        store: impl Into<String>,
+        reason: UnreachableReason,
+        cause: impl Into<String>,
+    ) -> Self {
+        Error::Unreachable { store: store.into(), reason, cause: cause.into(), source: None }
+    }
+
+    /// The store cannot be reached, because of an error of a driver or of the system.
+    pub fn unreachable_by(
+        store: impl Into<String>,
+        reason: UnreachableReason,
+        source: impl std::error::Error + Send + Sync + 'static,
+    ) -> Self {
+        let (store, cause) = (store.into(), reason.to_string());
+        Error::Unreachable { store, reason, cause, source: Some(Source::new(source)) }
+    }
+
+    /// The error and its sources in one line, for people. A source that only repeats what was said
+    /// before is left out.
+    pub fn with_sources(&self) -> String {
+        let mut text = self.to_string();
+        let mut next = std::error::Error::source(self);
+        while let Some(source) = next {
+            let more = source.to_string();
+            if !text.contains(&more) {
+                text = format!("{text}: {more}");
+            }
+            next = source.source();
+        }
+        text
     }
 
     /// Whether the same call may succeed when it is tried again.
@@ -185,6 +256,8 @@ impl Error {
         match self {
             Error::Unreachable { .. }
             | Error::NoMajority { .. }
+            | Error::TaskEnded { .. }
+            | Error::Held(_)
             | Error::TooSlow { .. }
             | Error::Timeout { .. } => true,
             Error::Store { transient, .. } => *transient,
@@ -193,8 +266,8 @@ impl Error {
     }
 }
 
-fn node_list(causes: &[(String, Cause)]) -> String {
-    causes.iter().map(|(node, cause)| format!("{node}: {cause}")).collect::<Vec<_>>().join("; ")
+fn node_list(nodes: &[NodeFailure]) -> String {
+    nodes.iter().map(NodeFailure::to_string).collect::<Vec<_>>().join("; ")
 }
 
 fn taken_by(by: &Option<Holder>) -> String {
@@ -246,6 +319,12 @@ pub enum Invalid {
     /// A note with a NUL byte.
     #[error("a note must not contain a NUL byte")]
     NoteHasNul,
+    /// A note cannot be written as JSON.
+    #[error("the note cannot be written as JSON: {reason}")]
+    NoteNotJson {
+        /// The fault of the value.
+        reason: String,
+    },
     /// A holder label of no bytes, too many bytes, or with control characters.
     #[error(
         "a holder label must have 1 to {} bytes and no control characters",
@@ -378,16 +457,6 @@ pub enum Config {
         /// The statements that give the right.
         statements: String,
     },
-    /// The engine does not have this feature.
-    #[error("{engine} cannot {what}; {advice}")]
-    Unsupported {
-        /// The engine.
-        engine: &'static str,
-        /// The feature.
-        what: &'static str,
-        /// An alternative.
-        advice: &'static str,
-    },
     /// The store does not keep a claim for that long if no client renews it.
     #[error(
         "{engine} keeps a claim that no client renews for {longest:?} at most, and {asked:?} is \
@@ -443,8 +512,8 @@ pub enum LostCause {
     },
     /// An administrator took it, or the store lost it.
     Removed,
-    /// The client gave it back because it was held for as long as `max_hold` allows.
-    MaxHold,
+    /// The client gave it back because it was held for as long as `hold_at_most` allows.
+    HoldAtMost,
     /// The store is no longer the one that granted it.
     Replaced,
     /// The client was closed.
@@ -469,7 +538,7 @@ impl fmt::Display for LostCause {
             }
             LostCause::Evicted { by, reason } => write!(f, "`{by}` force-released it: {reason}"),
             LostCause::Removed => f.write_str("it was force-released or removed from the store"),
-            LostCause::MaxHold => f.write_str("it was held for the longest time allowed"),
+            LostCause::HoldAtMost => f.write_str("it was held for the longest time allowed"),
             LostCause::Replaced => f.write_str("the store was replaced"),
             LostCause::Closed => f.write_str("the client was closed"),
             LostCause::Released => f.write_str("the client gave back all its leases"),

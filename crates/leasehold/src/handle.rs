@@ -12,6 +12,7 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 
 use crate::error::{Error, Invalid, Result};
 use crate::rule::claim::{ClaimKey, Holder, HolderId, Token, Ttl};
+use crate::rule::fence::Fence;
 use crate::rule::name::Name;
 
 const MARK: &str = "lh1_";
@@ -36,8 +37,8 @@ impl Handle {
     }
 
     /// The lease's fence.
-    pub fn fence(&self) -> u64 {
-        self.fence
+    pub fn fence(&self) -> Fence {
+        self.fence.into()
     }
 
     /// The time to live the lease was taken with.

@@ -7,13 +7,14 @@ use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::{Arc, Weak};
 use std::task::Poll;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use crate::client::{Client, ClientRef, Inner};
 use crate::clock::Moment;
 use crate::error::{Error, LostCause, Result};
 use crate::handle::Handle;
 use crate::rule::claim::{Amended, Mode, Note, Released, Ttl};
+use crate::rule::fence::Fence;
 use crate::rule::name::Name;
 use crate::runtime::claim_state::{ClaimState, EndedClaim, LeaseState, Phase};
 use crate::runtime::keeper;
@@ -84,9 +85,9 @@ impl Lease {
     /// The fencing token: greater than that of every lease granted on this name before.
     ///
     /// As each use of a lease, this says to deadlock detection that the calling task has the lease.
-    pub fn fence(&self) -> u64 {
+    pub fn fence(&self) -> Fence {
         self.claim_state.usage.touch();
-        self.fence
+        self.fence.into()
     }
 
     /// How the lease stands at this instant, as far as its holder can know. A use of the lease, as
@@ -130,7 +131,16 @@ impl Lease {
 
     /// Until when the lease is held even if nobody is heard of again: no other lease on this name
     /// is valid before.
-    pub fn safe_until(&self) -> Moment {
+    ///
+    /// An [`Instant`] may stand still while the machine sleeps, and the lease does not. So ask
+    /// again after a long pause. On a virtual clock use [`time_left`](Self::time_left).
+    pub fn safe_until(&self) -> Instant {
+        Instant::now() + self.time_left()
+    }
+
+    /// The end of the lease on the client's clock, for tests that compare ends.
+    #[doc(hidden)]
+    pub fn deadline(&self) -> Moment {
         self.claim_state.progress().deadline
     }
 
@@ -162,7 +172,7 @@ impl Lease {
         }
     }
 
-    /// Ends when somebody asks for the lease with [`Client::revoke`](crate::Client::revoke). Never
+    /// Ends when somebody asks for the lease with [`Admin::revoke`](crate::Admin::revoke). Never
     /// ends while nobody does, and where the store carries no messages to holders.
     ///
     /// Give the lease back in time; after that it is force-released. Everybody who can write to
@@ -279,6 +289,17 @@ impl Lease {
         let keeper = &self.inner().keeper;
         let part = keeper.need(&keeper.parts.amend)?;
         self.amend(|| part.set_note(&self.claim_state.key, &note)).await.map(|_done| ())
+    }
+
+    /// Replaces the note by JSON; see [`set_note`](Self::set_note).
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`set_note`](Self::set_note).
+    #[cfg(feature = "json")]
+    pub async fn set_note_json(&self, note: &impl serde::Serialize) -> Result<()> {
+        let note = Note::json(note)?;
+        self.set_note(note.as_str()).await
     }
 
     /// Changes the mode; also returns how many requests it took. All but the last of them may

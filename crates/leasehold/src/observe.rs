@@ -120,6 +120,7 @@ pub enum Measure<'a> {
 
 /// A client's counts since it connected, and its present leases and waits.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Stats {
     /// Leases granted.
     pub acquired: u64,

@@ -13,7 +13,12 @@ use leasehold::claim::Ttl;
 use leasehold::engine::Engine;
 use leasehold::memory::Memory;
 use leasehold_testkit::conformance::{CASES, Can, Case, Failure, Harness, run, worker};
-#[cfg(any(feature = "etcd", feature = "postgres", feature = "redis", feature = "zookeeper"))]
+#[cfg(any(
+    feature = "etcd",
+    feature = "postgres",
+    feature = "redlock",
+    feature = "zookeeper"
+))]
 use leasehold_testkit::conformance::{Crashing, Proxied, Starting};
 use libtest_mimic::{Arguments, Failed, Trial};
 use toy_engine::Toy;
@@ -58,17 +63,17 @@ const ENGINES: &[(&str, Make)] = &[
     ("postgres", || Ok(Arc::new(postgres::table()?))),
     #[cfg(feature = "postgres")]
     ("advisory", || Ok(Arc::new(postgres::advisory()?))),
-    #[cfg(feature = "redis")]
+    #[cfg(feature = "redlock")]
     ("redis", || Ok(Arc::new(redis::one()?))),
-    #[cfg(feature = "redis")]
+    #[cfg(feature = "redlock")]
     ("sentinel", || Ok(Arc::new(redis::sentinel()?))),
-    #[cfg(feature = "redis")]
+    #[cfg(feature = "redlock")]
     ("cluster", || Ok(Arc::new(redis::cluster()?))),
-    #[cfg(feature = "redis")]
+    #[cfg(feature = "redlock")]
     ("redlock3", || Ok(Arc::new(redis::redlock3()?))),
-    #[cfg(feature = "redis")]
+    #[cfg(feature = "redlock")]
     ("redlock5", || Ok(Arc::new(redis::redlock5()?))),
-    #[cfg(feature = "redis")]
+    #[cfg(feature = "redlock")]
     (USUAL, || Ok(Arc::new(redis::redlock_usual()?))),
     #[cfg(feature = "sqlite")]
     ("sqlite", || Ok(Arc::new(sqlite::SqliteStore::new()?))),
@@ -158,7 +163,7 @@ impl Harness for ToyStore {
 }
 
 /// Starts something once; callers that come meanwhile wait for it.
-#[cfg(any(feature = "etcd", feature = "postgres", feature = "redis", feature = "zookeeper"))]
+#[cfg(any(feature = "etcd", feature = "postgres", feature = "redlock", feature = "zookeeper"))]
 fn once<T: Send + Sync + 'static>(
     place: &'static std::sync::OnceLock<T>,
     start: impl FnOnce() -> leasehold_testkit::Result<T>,
@@ -480,7 +485,7 @@ mod etcd {
     }
 }
 
-#[cfg(feature = "redis")]
+#[cfg(feature = "redlock")]
 mod redis {
     //! Servers that live as long as this program, and a key prefix of its own for each store.
 
@@ -488,7 +493,8 @@ mod redis {
     use std::sync::OnceLock;
     use std::sync::atomic::{AtomicU64, Ordering};
 
-    use leasehold::redis::{Redis, open_redlock};
+    use leasehold::redis::Redis;
+    use leasehold::redlock::Redlock;
     use leasehold_testkit::servers;
 
     #[derive(Debug, Clone)]
@@ -579,7 +585,7 @@ mod redis {
     impl Harness for RedisStore {
         async fn engine(&self) -> Result<Arc<dyn Engine>> {
             match self.url.starts_with("redlock") {
-                true => Ok(Arc::new(open_redlock(&self.url).await?)),
+                true => Ok(Arc::new(Redlock::open(&self.url).await?)),
                 false => Ok(Arc::new(Redis::open(&self.url).await?)),
             }
         }

@@ -1,9 +1,9 @@
 //! Random verbs, run on an engine and on the rule itself: every answer must agree.
 //!
-//! The reference is `leasehold::line::Line`, used directly. Both live on one virtual clock, so that
-//! the test compares times exactly. Only the numbers of fences may differ: an engine may leave
-//! gaps. But their order and equality must be those of the reference, and in one line they only
-//! rise. The conformance suite covers waiting, renewing in the background and crashes.
+//! The reference is the library's own `line::Line`, used directly. Both live on one virtual clock,
+//! so that the test compares times exactly. Only the numbers of fences may differ: an engine may
+//! leave gaps. But their order and equality must be those of the reference, and in one line they
+//! only rise. The conformance suite covers waiting, renewing in the background and crashes.
 //!
 //! `MODEL_TIMES=20` in the environment makes twenty times as many runs.
 
@@ -17,7 +17,7 @@ use leasehold::claim::{
 };
 use leasehold::clock::{Clock, VirtualClock};
 use leasehold::engine::{Engine, Eviction, LineView, Query, Resize, Resized};
-use leasehold::line::{Line, Refusal};
+use leasehold::internal::line::{Line, Refusal};
 use leasehold::memory::Memory;
 use leasehold::{Error, Name};
 use leasehold_testkit::PartVerbs;
@@ -452,7 +452,8 @@ impl Run {
             let seen = seen.held.iter().chain(&seen.waiting);
             let expected_claims = expected.held.iter_mut().chain(&mut expected.waiting);
             for (seen, expected_claim) in seen.zip(expected_claims) {
-                self.fences.pair(&expected.name, seen.fence, expected_claim.fence)?;
+                let [one, other] = [seen.fence, expected_claim.fence].map(u64::from);
+                self.fences.pair(&expected.name, one, other)?;
                 expected_claim.fence = seen.fence;
                 if !self.timed {
                     expected_claim.age = seen.age;
@@ -684,7 +685,7 @@ mod etcd {
     }
 }
 
-#[cfg(feature = "redis")]
+#[cfg(feature = "redlock")]
 mod redis {
     //! The same on real servers, whose clock stands still between the steps of a run.
     //!

@@ -4,13 +4,15 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
 use leasehold::clock::{Clock, Moment, VirtualClock};
+#[cfg(feature = "json")]
+use leasehold::error::Invalid;
 use leasehold::layer::chaos::{Chaos, Trouble, Verb};
 use leasehold::memory::Memory;
-use leasehold::{Client, Error, LostCause, Mode, Outcome, RunState, Unit};
+use leasehold::{Client, Error, LockOptions, LostCause, Mode, Outcome, RunState, Unit, UnlessHeld};
 
 const MINUTE: Duration = Duration::from_secs(60);
 const LONG: Duration = Duration::from_secs(300);
@@ -27,11 +29,11 @@ async fn until(what: &str, fact: impl AsyncFn() -> bool) {
 }
 
 async fn waiting(client: &Client, name: &str) -> usize {
-    client.show(name).await.expect("an answer").map_or(0, |line| line.waiting.len())
+    client.line(name).await.expect("an answer").map_or(0, |line| line.waiting.len())
 }
 
 async fn held(client: &Client, name: &str) -> usize {
-    client.show(name).await.expect("an answer").map_or(0, |line| line.held.len())
+    client.line(name).await.expect("an answer").map_or(0, |line| line.held.len())
 }
 
 /// Waits until a unit was taken at this instant of the virtual clock, and not before.
@@ -140,7 +142,7 @@ async fn a_run_that_takes_too_long_is_stopped_and_counts_as_failed() {
         clock.advance(MINUTE / 4);
     };
     let (ran, ()) = tokio::join!(running, waiting);
-    assert!(matches!(ran, Err(Error::Lost { cause: LostCause::MaxHold, .. })), "{ran:?}");
+    assert!(matches!(ran, Err(Error::Lost { cause: LostCause::HoldAtMost, .. })), "{ran:?}");
     let last = job.last().await.expect("an answer").expect("remembered");
     assert!(matches!(last.state, RunState::Failed { .. }), "{last:?}");
     assert!(last.next_in > MINUTE * 59, "{last:?}");
@@ -264,16 +266,16 @@ fn threads_have_the_same_primitives() {
     let client = leasehold::blocking::connect("memory:threads").expect("a client");
     let lock = client.rwlock("catalogue");
     let reader = lock.write().expect("granted").downgrade().expect("it reads");
-    let other = lock.try_read().expect("an answer").expect("readers share");
+    let other = lock.try_read().unless_held().expect("an answer").expect("readers share");
     let reader = reader.try_upgrade().expect("an answer").expect_err("two read");
     other.release().expect("released");
     let writer = reader.try_upgrade().expect("an answer").expect("it is alone");
-    assert!(lock.read_within(Duration::from_millis(1)).expect("an answer").is_none());
+    assert!(lock.read_within(Duration::from_millis(1)).unless_held().expect("an answer").is_none());
     writer.release().expect("released");
 
     let permits = client.semaphore("uploads", 2);
     let two = permits.acquire_many(2).expect("granted");
-    assert!(permits.try_acquire().expect("an answer").is_none());
+    assert!(permits.try_acquire().unless_held().expect("an answer").is_none());
     two.set_note("all of them").expect("noted");
     two.release().expect("released");
 
@@ -303,7 +305,7 @@ async fn a_limit_or_mode_that_cannot_be_is_an_error_before_anything_is_sent() {
     let chaos = Chaos::default();
     let client = Client::builder().engine(chaos.trouble(Memory::new())).expect("a client");
     for mode in [Mode::Permits { take: 0, of: 1 }, Mode::Permits { take: 2, of: 1 }] {
-        assert!(matches!(client.claim("n").mode(mode).acquire().await, Err(Error::Invalid(_))));
+        assert!(matches!(client.request("n").mode(mode).acquire().await, Err(Error::Invalid(_))));
     }
     assert!(matches!(client.semaphore("n", 0).acquire().await, Err(Error::Invalid(_))));
     assert!(matches!(client.rate_limiter("n", 0, MINUTE).acquire().await, Err(Error::Invalid(_))));
@@ -311,7 +313,7 @@ async fn a_limit_or_mode_that_cannot_be_is_an_error_before_anything_is_sent() {
     assert!(matches!(client.election("").leader().await, Err(Error::Invalid(_))));
     assert!(matches!(client.election("").observe().await, Err(Error::Invalid(_))));
     assert!(matches!(client.once("", MINUTE).last().await, Err(Error::Invalid(_))));
-    assert!(matches!(client.resize("n", 0).await, Err(Error::Invalid(_))));
+    assert!(matches!(client.admin().resize("n", 0).await, Err(Error::Invalid(_))));
     assert_eq!(chaos.calls(Verb::Claim), 0);
 }
 
@@ -347,4 +349,69 @@ async fn lease_tells_why_its_last_renewal_failed() {
     assert!(failure.to_string().contains("the test said that this renewal fails"), "{failure}");
     until("a renewal", async || lease.last_failure().is_none()).await;
     assert!(lease.is_held());
+}
+
+#[tokio::test]
+async fn options_of_one_value_serve_every_primitive() {
+    let (memory, clock) = Memory::virtual_time();
+    let client = memory.client().expect("a client");
+    let options = LockOptions::new().ttl(MINUTE).note("all").renew(false);
+    let mutex = client.mutex("mutex").options(options.clone());
+    let lease = mutex.note("mine").lock().await.expect("free");
+    let permit = client.semaphore("permits", 2).options(options.clone());
+    let permit = permit.acquire().await.expect("free");
+    let reader = client.rwlock("shared").options(options.clone()).read().await.expect("free");
+    let both = client.mutexes(["a", "b"]).options(options.clone()).lock().await.expect("free");
+    let leader = client.election("led").options(options).campaign("here").await.expect("free");
+    let notes =
+        [("mutex", "mine"), ("permits", "all"), ("shared", "all"), ("a", "all"), ("led", "here")];
+    for (name, note) in notes {
+        let line = client.line(name).await.expect("an answer").expect("a line");
+        assert_eq!(line.held[0].note.text(), note, "{name}");
+    }
+    clock.advance(MINUTE);
+    let held = [lease.is_held(), permit.is_held(), reader.is_held(), leader.is_held()];
+    assert_eq!((held, both.are_held()), ([false; 4], false), "nothing renewed them");
+}
+
+#[tokio::test]
+async fn locks_that_others_share_are_not_reentrant() {
+    let client = Memory::new().client().expect("a client");
+    let options = LockOptions::new().reentrant();
+    let lock = client.rwlock("n").options(options.clone());
+    assert!(matches!(lock.read().await, Err(Error::Invalid(_))));
+    assert!(matches!(lock.write().await, Err(Error::Invalid(_))));
+    let semaphore = client.semaphore("n", 2).options(options);
+    assert!(matches!(semaphore.acquire().await, Err(Error::Invalid(_))));
+    assert!(client.line("n").await.expect("an answer").is_none());
+}
+
+#[cfg(feature = "json")]
+#[tokio::test]
+async fn note_may_be_json() {
+    let client = Memory::new().client().expect("a client");
+    let note = async || {
+        let line = client.line("n").await.expect("an answer").expect("a line");
+        line.held[0].note.as_str().to_owned()
+    };
+    let options = LockOptions::new().note_json(&["nightly", "42"]).expect("JSON");
+    let lease = client.mutex("n").options(options).lock().await.expect("free");
+    assert_eq!(note().await, r#"["nightly","42"]"#);
+    lease.set_note_json(&std::collections::BTreeMap::from([("order", 42)])).await.expect("set");
+    assert_eq!(note().await, r#"{"order":42}"#);
+    let no_text = std::collections::BTreeMap::from([([1], 2)]);
+    let refused = LockOptions::new().note_json(&no_text);
+    assert!(matches!(refused, Err(Error::Invalid(Invalid::NoteNotJson { .. }))));
+}
+
+#[tokio::test]
+async fn lease_is_safe_until_an_instant_within_its_ttl() {
+    let client = Memory::new().client().expect("a client");
+    let before = Instant::now();
+    let lease = client.mutex("n").ttl(LONG).lock().await.expect("free");
+    let safe_until = lease.safe_until();
+    assert!(before < safe_until && safe_until <= Instant::now() + LONG);
+    client.admin().force_release("n", "a test").await.expect("an answer");
+    assert!(lease.extend(LONG).await.is_err());
+    assert!(lease.safe_until() <= Instant::now(), "it is lost");
 }

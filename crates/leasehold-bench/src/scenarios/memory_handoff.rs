@@ -124,7 +124,7 @@ async fn leasehold_worker(
         let (granted, released) = hold().await;
         let order = lease.fence();
         lease.release().await?;
-        seen.push(Grant { worker, order, queued, granted, released });
+        seen.push(Grant { worker, order: order.as_u64(), queued, granted, released });
     }
     Ok(seen)
 }

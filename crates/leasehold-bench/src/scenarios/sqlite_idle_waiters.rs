@@ -48,7 +48,7 @@ pub(crate) fn run(setting: &Setting, progress: &mut Progress) -> Result<Report> 
     let before: Vec<Duration> = running.iter().map(|group| sum(group)).collect::<Result<_>>()?;
     progress.sleep(span);
     let after: Vec<Duration> = running.iter().map(|group| sum(group)).collect::<Result<_>>()?;
-    let view = runtime.block_on(held_line.0.show(NAME))?;
+    let view = runtime.block_on(held_line.0.line(NAME))?;
     let in_line = view.map_or(0, |view| view.waiting.len());
     if in_line != WAITERS {
         return Err(format!("{in_line} of {WAITERS} waiters are in line").into());

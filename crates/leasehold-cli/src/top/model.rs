@@ -501,7 +501,7 @@ pub(crate) mod tests {
     #[test]
     fn a_row_tells_what_an_operator_asks_first() {
         let mut crowd = waited("crowd", 2, 75);
-        crowd.held[0].fence = 42;
+        crowd.held[0].fence = 42_u64.into();
         let model = model(vec![crowd]);
         let cells = ["crowd", "exclusive", "h", "5s", "20s", "42", "2", "1m15s !!"];
         assert_eq!(model.rows[0].cells, cells);
@@ -525,7 +525,7 @@ pub(crate) mod tests {
         let mut theirs = line("theirs", &["h"]);
         let unknown = leasehold::claim::HolderId(0);
         theirs.held[0].holder = leasehold::Holder::known(unknown, "theirs").expect("a label");
-        theirs.held[0].fence = 0;
+        theirs.held[0].fence = 0_u64.into();
         let model = model(vec![theirs]);
         assert_eq!(model.rows[0].cells[2..6], ["theirs", "?", "20s", "?"]);
     }

@@ -85,7 +85,7 @@ impl Reader {
         let (mut lines, mut broken) = (Vec::new(), Vec::new());
         let mut more = false;
         for _ in 0..PAGES_MAX {
-            let page = self.client.inspect(&query).await?;
+            let page = self.client.admin().inspect(&query).await?;
             lines.extend(page.lines.into_iter().filter(|line| !lines::is_record(line)));
             broken.extend(page.broken);
             more = page.next.is_some();
@@ -129,7 +129,7 @@ impl Reader {
         {
             return Ok(self.totals);
         }
-        let counted = tokio::time::timeout(ASIDE_MAX, self.client.store_stats()).await;
+        let counted = tokio::time::timeout(ASIDE_MAX, self.client.admin().store_stats()).await;
         self.totals = counted.ok().transpose()?;
         let now = Instant::now();
         self.totals_due = Some(now + COUNTS_EVERY.max((now - begun) * ASIDE_SHARE));
@@ -254,7 +254,7 @@ mod tests {
         let _shown = holder.mutex("shown").lock().await.expect("free");
         let _hidden = other.mutex("hidden").lock().await.expect("free");
         let waits = tokio::spawn(async move { holder.mutex("hidden").lock().await.map(drop) });
-        let line = async || other.show("hidden").await.expect("memory answers");
+        let line = async || other.line("hidden").await.expect("memory answers");
         while line().await.is_none_or(|line| line.waiting.is_empty()) {
             tokio::task::yield_now().await;
         }

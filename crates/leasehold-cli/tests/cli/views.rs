@@ -49,6 +49,22 @@ fn the_json_of_list_and_show_is_as_the_contract_says() {
 }
 
 #[test]
+fn note_that_is_an_object_or_a_list_is_json() {
+    let place = Place::new();
+    let _order = place.hold(&["--note", r#"{"order":42}"#], "a");
+    let _lot = place.hold(&["--note", "[1, 2]"], "b");
+    let _plain = place.hold(&["--note", "42"], "c");
+    let _broken = place.hold(&["--note", "{order"], "d");
+    let list = json(&place.expect(0, &["list", "--json"]).stdout);
+    assert_eq!(list[0]["held"][0]["note_json"], serde_json::json!({"order": 42}));
+    assert_eq!(list[1]["held"][0]["note_json"], serde_json::json!([1, 2]));
+    assert_eq!(list[1]["held"][0]["note"], "[1, 2]");
+    for plain in [&list[2], &list[3]] {
+        assert!(!keys(&plain["held"][0]).contains(&"note_json"), "{plain}");
+    }
+}
+
+#[test]
 fn a_free_name_is_shown_as_free() {
     let place = Place::new();
     assert_eq!(place.expect(0, &["show", "x"]).stdout, "`x` is free\n");

@@ -7,7 +7,7 @@ use leasehold::claim::{Amended, ClaimKey, Note, Standing, Token};
 use leasehold::engine::{Engine, EventKind, Query, Resize, Resized};
 use leasehold::error::{Kind, TooMany};
 use leasehold::layer::chaos::{Trouble, Verb};
-use leasehold::{Error, Holder, Mode, Name, Result};
+use leasehold::{Error, Holder, Mode, Name, Result, UnlessHeld};
 
 use super::harness::{Harness, LONG};
 use super::support::{Failure, Outcome, Waiter, claim, line, soon, until_free};
@@ -46,7 +46,7 @@ async fn granted(engine: &dyn Engine, name: &str, mode: Mode) -> Case<ClaimKey> 
 async fn note_is_replaced_and_seen_by_others(lab: Arc<dyn Harness>) -> Outcome {
     let name = "amend:note";
     let [one, two] = lab.clients().await?;
-    let lease = one.claim(name).ttl(LONG).note("before").acquire().await?;
+    let lease = one.request(name).ttl(LONG).note("before").acquire().await?;
     let long = "é".repeat(2_048);
     for text in ["after", "two\nlines\n", "", long.as_str()] {
         lease.set_note(text).await?;
@@ -65,7 +65,7 @@ async fn note_survives_renewals_and_a_longer_ttl(lab: Arc<dyn Harness>) -> Outco
     let [one, two] = lab.clients().await?;
     let first = one.mutex(name).ttl(LONG).lock().await?;
     // A bell grants it, so that the first renewal is still to come.
-    let request = two.claim(name).note("before").ttl(lab.steady());
+    let request = two.request(name).note("before").ttl(lab.steady());
     let mut waiter = Waiter::queue(&one, name, request, 0).await?;
     first.release().await?;
     let lease = waiter.granted().await?;
@@ -84,7 +84,7 @@ async fn watcher_sees_an_amended_note(lab: Arc<dyn Harness>) -> Outcome {
     let name = "amend:watch";
     let [one, two] = lab.clients().await?;
     let lease = one.mutex(name).ttl(LONG).lock().await?;
-    let mut events = two.watch(&Query::name(Name::new(name)?)).await?;
+    let mut events = two.admin().watch(&Query::name(Name::new(name)?)).await?;
     lease.set_note("new").await?;
     let event = soon("an event", events.next()).await?.expect("a stream without end")?;
     assert_eq!((event.kind, event.fence), (EventKind::Amended, lease.fence()));
@@ -114,7 +114,7 @@ async fn foreign_token_amends_nothing(lab: Arc<dyn Harness>) -> Outcome {
     let engine = lab.engine().await?;
     let key = ClaimKey { name: Name::new(name)?, token: Token::random() };
     assert_eq!(engine.set_note(&key, &note("x")?).await?, Amended::Out { by: None });
-    let lease = client.claim(name).note("kept").ttl(LONG).acquire().await?;
+    let lease = client.request(name).note("kept").ttl(LONG).acquire().await?;
     let amended = engine.set_note(&key, &note("x")?).await?;
     assert_eq!(amended, Amended::Out { by: Some(client.holder().clone()) });
     let seen = line(&client, name).await?;
@@ -131,7 +131,7 @@ async fn expired_claim_is_not_amended(lab: Arc<dyn Harness>) -> Outcome {
     assert!(matches!(engine.claim(&dead).await?, Standing::Held { .. }));
     until_free(&client, name).await?;
     assert_eq!(engine.set_note(&dead.key, &note("x")?).await?, Amended::Out { by: None });
-    let lease = client.mutex(name).ttl(LONG).try_lock().await?.expect("it is free");
+    let lease = client.mutex(name).ttl(LONG).try_lock().await.unless_held()?.expect("it is free");
     let amended = engine.set_note(&dead.key, &note("x")?).await?;
     assert_eq!(amended, Amended::Out { by: Some(client.holder().clone()) });
     assert!(lease.is_held());
@@ -164,10 +164,10 @@ async fn exclusive_claim_that_becomes_shared_rings_the_readers(lab: Arc<dyn Harn
     let name = "amend:downgrade";
     let [one, two, three] = lab.clients().await?;
     let writer = one.rwlock(name).ttl(LONG).write().await?;
-    let reader = || two.claim(name).mode(Mode::Shared).ttl(LONG);
+    let reader = || two.request(name).mode(Mode::Shared).ttl(LONG);
     let mut first = Waiter::queue(&one, name, reader(), 0).await?;
     let mut second = Waiter::queue(&one, name, reader(), 1).await?;
-    let mut next = Waiter::queue(&one, name, three.claim(name).ttl(LONG), 2).await?;
+    let mut next = Waiter::queue(&one, name, three.request(name).ttl(LONG), 2).await?;
     let mut last = Waiter::queue(&one, name, reader(), 3).await?;
     let fence = writer.fence();
     let mine = writer.downgrade().await?;
@@ -192,15 +192,15 @@ async fn sole_reader_becomes_exclusive_and_others_do_not(lab: Arc<dyn Harness>) 
     let fence = mine.fence();
     let mine = mine.try_upgrade().await?.expect("it is alone");
     assert_eq!(mine.fence(), fence);
-    assert!(two.rwlock(name).try_read().await?.is_none(), "it writes");
+    assert!(two.rwlock(name).try_read().await.unless_held()?.is_none(), "it writes");
     assert_eq!(line(&two, name).await?.held[0].mode, Mode::Exclusive);
     mine.extend(LONG).await?;
     let mine = mine.downgrade().await?;
-    let other = two.rwlock(name).ttl(LONG).try_read().await?.expect("it reads");
+    let other = two.rwlock(name).ttl(LONG).try_read().await.unless_held()?.expect("it reads");
     assert!(other.fence() > fence);
     // A waiter does not stand in the way of an exclusive holder.
     other.release().await?;
-    let mut writer = Waiter::queue(&one, name, two.claim(name).ttl(LONG), 0).await?;
+    let mut writer = Waiter::queue(&one, name, two.request(name).ttl(LONG), 0).await?;
     let mine = mine.try_upgrade().await?.expect("it holds alone");
     assert!(writer.is_waiting());
     mine.release().await?;
@@ -228,7 +228,7 @@ async fn permits_given_back_in_part_go_to_the_next(lab: Arc<dyn Harness>) -> Out
     let engine = lab.engine().await?;
     let permits = |take| Mode::Permits { take, of: 4 };
     let key = granted(&*engine, name, permits(3)).await?;
-    let request = client.claim(name).mode(permits(2)).ttl(LONG);
+    let request = client.request(name).mode(permits(2)).ttl(LONG);
     let mut waiter = Waiter::queue(&client, name, request, 0).await?;
     let amended = engine.set_mode(&key, permits(2)).await?;
     assert_eq!(amended, Amended::Done);
@@ -242,12 +242,12 @@ async fn permits_given_back_in_part_go_to_the_next(lab: Arc<dyn Harness>) -> Out
 async fn larger_limit_grants_all_waiters_that_fit(lab: Arc<dyn Harness>) -> Outcome {
     let name = "amend:larger";
     let [one, two, admin] = lab.clients().await?;
-    let permits = |take| two.claim(name).mode(Mode::Permits { take, of: 2 }).ttl(LONG);
+    let permits = |take| two.request(name).mode(Mode::Permits { take, of: 2 }).ttl(LONG);
     let lease = one.semaphore(name, 2).ttl(LONG).acquire_many(2).await?;
     let mut first = Waiter::queue(&one, name, permits(2), 0).await?;
     let mut second = Waiter::queue(&one, name, permits(1), 1).await?;
     let mut third = Waiter::queue(&one, name, permits(1), 2).await?;
-    assert_eq!(admin.resize(name, 5).await?, Some(2));
+    assert_eq!(admin.admin().resize(name, 5).await?, Some(2));
     let (first, second) = (first.granted().await?, second.granted().await?);
     assert!(third.is_waiting() && lease.is_held(), "five are out");
     let seen = line(&admin, name).await?;
@@ -263,16 +263,16 @@ async fn limit_below_what_is_held_or_wanted_is_refused(lab: Arc<dyn Harness>) ->
     let name = "amend:smaller";
     let [one, two, admin] = lab.clients().await?;
     let lease = one.semaphore(name, 4).ttl(LONG).acquire_many(2).await?;
-    let request = two.claim(name).mode(Mode::Permits { take: 3, of: 4 }).ttl(LONG);
+    let request = two.request(name).mode(Mode::Permits { take: 3, of: 4 }).ttl(LONG);
     let mut waiter = Waiter::queue(&one, name, request, 0).await?;
     for (limit, expected) in [(1, TooMany::Held(2)), (2, TooMany::Wanted(3))] {
-        match admin.resize(name, limit).await {
+        match admin.admin().resize(name, limit).await {
             Err(Error::InUse { of, why, .. }) => assert_eq!((of, why), (limit, expected)),
             other => panic!("{limit} came to {other:?}"),
         }
     }
     assert_eq!(line(&admin, name).await?.kind, Kind::Permits { of: 4 });
-    assert_eq!(admin.resize(name, 3).await?, Some(4));
+    assert_eq!(admin.admin().resize(name, 3).await?, Some(4));
     assert!(lease.is_held() && waiter.is_waiting());
     lease.release().await?;
     waiter.served().await
@@ -282,13 +282,13 @@ async fn old_limit_is_a_mismatch_after_a_resize(lab: Arc<dyn Harness>) -> Outcom
     let name = "amend:mismatch";
     let [one, two] = lab.clients().await?;
     let lease = one.semaphore(name, 2).ttl(LONG).acquire().await?;
-    assert_eq!(two.resize(name, 3).await?, Some(2));
-    let old = two.semaphore(name, 2).try_acquire().await;
+    assert_eq!(two.admin().resize(name, 3).await?, Some(2));
+    let old = two.semaphore(name, 2).try_acquire().await.unless_held();
     assert!(
         matches!(old, Err(Error::Mismatch { in_force: Kind::Permits { of: 3 }, .. })),
         "{old:?}"
     );
-    assert!(two.semaphore(name, 3).try_acquire_many(2).await?.is_some());
+    assert!(two.semaphore(name, 3).try_acquire_many(2).await.unless_held()?.is_some());
     lease.extend(LONG).await?;
     lease.release().await?;
     Ok(())
@@ -297,12 +297,12 @@ async fn old_limit_is_a_mismatch_after_a_resize(lab: Arc<dyn Harness>) -> Outcom
 async fn limit_of_a_lock_or_of_nobody_is_not_changed(lab: Arc<dyn Harness>) -> Outcome {
     let client = lab.client().await?;
     let engine = lab.engine().await?;
-    assert_eq!(client.resize("amend:nobody", 3).await?, None);
+    assert_eq!(client.admin().resize("amend:nobody", 3).await?, None);
     let lock = client.mutex("amend:lock").ttl(LONG).lock().await?;
-    let resized = client.resize("amend:lock", 3).await;
+    let resized = client.admin().resize("amend:lock", 3).await;
     assert!(matches!(resized, Err(Error::Mismatch { in_force: Kind::Lock, .. })), "{resized:?}");
     for limit in [0, u32::MAX] {
-        assert!(matches!(client.resize("amend:lock", limit).await, Err(Error::Invalid(_))));
+        assert!(matches!(client.admin().resize("amend:lock", limit).await, Err(Error::Invalid(_))));
     }
     let order = Resize { name: Name::new("amend:gone")?, of: 2, by: Holder::fresh() };
     assert_eq!(engine.resize(&order).await?, Resized::Unused);

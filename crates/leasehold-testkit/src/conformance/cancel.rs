@@ -25,13 +25,13 @@ async fn f114_cancelled_waiter_leaves_the_line(lab: Arc<dyn Harness>) -> Outcome
     let name = "cancel:waiter";
     let [one, two] = lab.clients().await?;
     let lease = one.mutex(name).ttl(LONG).lock().await?;
-    let waiter = Waiter::queue(&one, name, two.claim(name).ttl(LONG), 0).await?;
+    let waiter = Waiter::queue(&one, name, two.request(name).ttl(LONG), 0).await?;
     drop(waiter);
     until_waiting(&one, name, 0).await?;
     assert_eq!(two.stats().waiting, 0);
     assert!(lease.is_held());
     assert_eq!(lease.release().await?, Released::Released);
-    assert!(one.show(name).await?.is_none());
+    assert!(one.line(name).await?.is_none());
     Ok(())
 }
 
@@ -39,9 +39,9 @@ async fn cancelled_waiter_does_not_hold_up_the_others(lab: Arc<dyn Harness>) -> 
     let name = "cancel:middle";
     let [one, two, three, four] = lab.clients().await?;
     let lease = one.mutex(name).ttl(LONG).lock().await?;
-    let mut first = Waiter::queue(&one, name, two.claim(name).ttl(LONG), 0).await?;
-    let second = Waiter::queue(&one, name, three.claim(name).ttl(LONG), 1).await?;
-    let mut third = Waiter::queue(&one, name, four.claim(name).ttl(LONG), 2).await?;
+    let mut first = Waiter::queue(&one, name, two.request(name).ttl(LONG), 0).await?;
+    let second = Waiter::queue(&one, name, three.request(name).ttl(LONG), 1).await?;
+    let mut third = Waiter::queue(&one, name, four.request(name).ttl(LONG), 2).await?;
     drop(second);
     until_waiting(&one, name, 2).await?;
     lease.release().await?;
@@ -60,8 +60,8 @@ async fn waiter_cancelled_at_the_hand_off_passes_it_on(lab: Arc<dyn Harness>) ->
     let lease = one.mutex(name).ttl(LONG).lock().await?;
     // The bell will ring and the store has granted the claim, but its owner does not hear of it.
     chaos.next(Verb::Wait, Trouble::HangAfter, 1);
-    let first = Waiter::queue(&one, name, two.claim(name).ttl(LONG), 0).await?;
-    let mut second = Waiter::queue(&one, name, three.claim(name).ttl(LONG), 1).await?;
+    let first = Waiter::queue(&one, name, two.request(name).ttl(LONG), 0).await?;
+    let mut second = Waiter::queue(&one, name, three.request(name).ttl(LONG), 1).await?;
     lease.release().await?;
     soon("the bell to hang", chaos.hanging(1)).await?;
     drop(first);
@@ -75,7 +75,7 @@ async fn claim_cancelled_after_it_was_granted_is_released(lab: Arc<dyn Harness>)
     let (one, chaos) = lab.troubled().await?;
     let two = lab.client().await?;
     chaos.next(Verb::Claim, Trouble::HangAfter, 1);
-    let asked = Waiter::start(one.claim(name).ttl(LONG));
+    let asked = Waiter::start(one.request(name).ttl(LONG));
     soon("the claim to hang", chaos.hanging(1)).await?;
     assert_eq!(super::support::line(&two, name).await?.held.len(), 1);
     drop(asked);
@@ -89,7 +89,7 @@ async fn claims_cancelled_at_any_time_leave_nothing(lab: Arc<dyn Harness>) -> Ou
     let [one, two] = lab.clients().await?;
     let held = one.mutex(name).ttl(LONG).lock().await?;
     for step in 0..60 {
-        let request = two.claim(name).ttl(LONG);
+        let request = two.request(name).ttl(LONG);
         let limit = Duration::from_micros(step * step * 2);
         let waited = tokio::time::timeout(limit, request.acquire()).await;
         assert!(waited.is_err(), "the name is held, and nobody waits for ever");
@@ -97,7 +97,7 @@ async fn claims_cancelled_at_any_time_leave_nothing(lab: Arc<dyn Harness>) -> Ou
     until_waiting(&one, name, 0).await?;
     assert_eq!(held.release().await?, Released::Released);
     for step in 0..60 {
-        let request = two.claim(name).ttl(LONG);
+        let request = two.request(name).ttl(LONG);
         let limit = Duration::from_micros(step * step * 2);
         // Granted or not, the lease is dropped at once.
         drop(tokio::time::timeout(limit, request.acquire()).await);
@@ -123,7 +123,7 @@ async fn claim_given_up_before_it_was_sent_leaves_nothing(lab: Arc<dyn Harness>)
             }
             // A release that does not wait for the claim overtakes it now.
             std::thread::sleep(Duration::from_millis(100));
-            one.show(name).await?;
+            one.line(name).await?;
             until_free(&one, name).await
         })
     });
@@ -150,7 +150,7 @@ async fn cancelled_work_gives_its_lease_back(lab: Arc<dyn Harness>) -> Outcome {
         let mutex = one.mutex(name).ttl(LONG);
         async move { mutex.with(async |_| std::future::pending::<()>().await).await }
     });
-    super::support::until("the work to begin", async || Ok(two.show(name).await?.is_some()))
+    super::support::until("the work to begin", async || Ok(two.line(name).await?.is_some()))
         .await?;
     work.abort();
     until_free(&two, name).await

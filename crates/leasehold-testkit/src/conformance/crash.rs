@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use leasehold::layer::chaos::{Trouble, Verb};
-use leasehold::{Handle, LeaseState, Mode, Released};
+use leasehold::{Handle, LeaseState, Mode, Released, UnlessHeld};
 
 use super::harness::{Harness, LONG};
 use super::support::{
@@ -34,11 +34,13 @@ async fn processes_exclude_each_other(lab: Arc<dyn Harness>) -> Outcome {
     let client = lab.client().await?;
     let mut worker = lab.process(name, Mode::Exclusive, LONG)?;
     let fence = held(&mut worker).await?;
-    assert!(client.mutex(name).try_lock().await?.is_none());
+    assert!(client.mutex(name).try_lock().await.unless_held()?.is_none());
     assert_eq!(line(&client, name).await?.held[0].fence, fence);
     worker.send_line("release")?;
     assert_eq!(worker.wait_for_line("released ", EVENT_MAX).await?, "Released");
-    assert!(client.mutex(name).try_lock().await?.expect("it is free").fence() > fence);
+    assert!(
+        client.mutex(name).try_lock().await.unless_held()?.expect("it is free").fence() > fence
+    );
     ended(&mut worker).await
 }
 
@@ -49,7 +51,7 @@ async fn processes_wake_each_other_without_polling(lab: Arc<dyn Harness>) -> Out
     held(&mut worker).await?;
     // Without heartbeats nothing but the other process's bell can wake this one in time.
     chaos.next(Verb::Renew, Trouble::Refuse, u32::MAX);
-    let mut waiter = Waiter::queue(&client, name, client.claim(name).ttl(LONG), 0).await?;
+    let mut waiter = Waiter::queue(&client, name, client.request(name).ttl(LONG), 0).await?;
     worker.send_line("release")?;
     waiter.served().await?;
     assert!(chaos.calls(Verb::Claim) <= 2, "one claim to join, at most one to confirm");
@@ -62,7 +64,7 @@ async fn f01_killed_holder_is_followed_by_the_next_waiter(lab: Arc<dyn Harness>)
     let ttl = lab.steady();
     let mut worker = lab.process(name, Mode::Exclusive, ttl)?;
     let fence = held(&mut worker).await?;
-    let mut waiter = Waiter::queue(&client, name, client.claim(name).ttl(LONG), 0).await?;
+    let mut waiter = Waiter::queue(&client, name, client.request(name).ttl(LONG), 0).await?;
     let delay = SchedulerDelay::watch();
     worker.kill()?;
     let killed = Instant::now();
@@ -105,7 +107,7 @@ async fn f03_short_pause_keeps_the_lease(lab: Arc<dyn Harness>) -> Outcome {
         tokio::time::sleep(ttl / 5).await;
         worker.continue_process()?;
         assert_ne!(state(&mut worker).await?, "Lost");
-        assert!(client.mutex(name).try_lock().await?.is_none());
+        assert!(client.mutex(name).try_lock().await.unless_held()?.is_none());
     }
     let asked = Instant::now();
     until("renewals after the pauses", async || Ok(asked.elapsed() > ttl)).await?;
@@ -123,12 +125,12 @@ async fn f112_killed_head_waiter_does_not_block_the_line(lab: Arc<dyn Harness>) 
     until_waiting(&client, name, 1).await?;
     let mut second = lab.process(name, Mode::Exclusive, LONG)?;
     until_waiting(&client, name, 2).await?;
-    let mut third = Waiter::queue(&client, name, client.claim(name).ttl(LONG), 2).await?;
+    let mut third = Waiter::queue(&client, name, client.request(name).ttl(LONG), 2).await?;
     head.kill()?;
     let fence = lease.fence();
     lease.release().await?;
     let next = held(&mut second).await?;
-    assert!(next > fence);
+    assert!(next > fence.as_u64());
     second.send_line("release")?;
     assert!(third.granted().await?.fence() > next);
     ended(&mut second).await
@@ -140,7 +142,7 @@ async fn f115_waiter_killed_at_the_hand_off_is_passed_over(lab: Arc<dyn Harness>
     let lease = client.mutex(name).ttl(LONG).lock().await?;
     let mut head = lab.process(name, Mode::Exclusive, lab.steady())?;
     until_waiting(&client, name, 1).await?;
-    let mut second = Waiter::queue(&client, name, client.claim(name).ttl(LONG), 1).await?;
+    let mut second = Waiter::queue(&client, name, client.request(name).ttl(LONG), 1).await?;
     // A stopped process cannot take the hand-off; then it dies with the hand-off in flight.
     head.stop_process()?;
     lease.release().await?;
@@ -152,13 +154,13 @@ async fn f115_waiter_killed_at_the_hand_off_is_passed_over(lab: Arc<dyn Harness>
 async fn killed_reader_frees_only_its_share(lab: Arc<dyn Harness>) -> Outcome {
     let name = "crash:reader";
     let client = lab.client().await?;
-    let read = client.claim(name).mode(Mode::Shared).ttl(LONG).acquire().await?;
+    let read = client.request(name).mode(Mode::Shared).ttl(LONG).acquire().await?;
     let mut worker = lab.process(name, Mode::Shared, lab.steady())?;
     held(&mut worker).await?;
-    let mut writer = Waiter::queue(&client, name, client.claim(name).ttl(LONG), 0).await?;
+    let mut writer = Waiter::queue(&client, name, client.request(name).ttl(LONG), 0).await?;
     worker.kill()?;
     until("the end of one reader", async || {
-        Ok(client.show(name).await?.is_some_and(|line| line.held.len() == 1))
+        Ok(client.line(name).await?.is_some_and(|line| line.held.len() == 1))
     })
     .await?;
     assert!(writer.is_waiting() && read.is_held());
@@ -172,13 +174,13 @@ async fn permits_of_a_killed_holder_come_back(lab: Arc<dyn Harness>) -> Outcome 
     let client = lab.client().await?;
     let mut worker = lab.process(name, Mode::Permits { take: 2, of: 3 }, lab.steady())?;
     held(&mut worker).await?;
-    let permits = |take| client.claim(name).mode(Mode::Permits { take, of: 3 }).ttl(LONG);
+    let permits = |take| client.request(name).mode(Mode::Permits { take, of: 3 }).ttl(LONG);
     let one = permits(1).acquire().await?;
     let mut waiter = Waiter::queue(&client, name, permits(2), 0).await?;
     worker.kill()?;
     let two = waiter.granted().await?;
     assert!(one.is_held() && two.is_held());
-    assert!(permits(1).try_acquire().await?.is_none());
+    assert!(permits(1).try_acquire().await.unless_held()?.is_none());
     Ok(())
 }
 
@@ -190,7 +192,7 @@ async fn lease_outlives_the_process_that_detached_it(lab: Arc<dyn Harness>) -> O
     worker.send_line("detach")?;
     let handle: Handle = worker.wait_for_line("handle ", EVENT_MAX).await?.parse()?;
     worker.kill()?;
-    assert!(client.mutex(name).try_lock().await?.is_none());
+    assert!(client.mutex(name).try_lock().await.unless_held()?.is_none());
     let lease = client.adopt(&handle).await?;
     assert_eq!(lease.fence(), fence);
     assert_eq!(lease.release().await?, Released::Released);

@@ -10,7 +10,7 @@ use leasehold::claim::{Claim, Holder, HolderId, Standing};
 use leasehold::engine::{Engine, Kept, Notice, Wait};
 use leasehold::layer::chaos::{Chaos, Trouble, Verb};
 use leasehold::scope::of_task;
-use leasehold::{Client, Error, Lease, Mode, Name, Request, Result};
+use leasehold::{Client, Error, Lease, LockOptions, Mode, Name, Request, Result, UnlessHeld};
 
 use super::harness::{Harness, LONG};
 use super::support::{Failure, Outcome, Waiter, claim, line, soon, until, until_waiting};
@@ -50,7 +50,7 @@ const LOOKS: u64 = 4;
 
 /// A client whose engine counts its calls and can block them.
 async fn looker(lab: &dyn Harness) -> Result<(Client, Chaos)> {
-    lab.troubled_with(Client::builder().deadlock_detection(PERIOD)).await
+    lab.troubled_with(Client::builder().deadlock_period(PERIOD)).await
 }
 
 async fn lookers(lab: &dyn Harness, count: usize) -> Result<Vec<(Client, Chaos)>> {
@@ -62,7 +62,7 @@ async fn lookers(lab: &dyn Harness, count: usize) -> Result<Vec<(Client, Chaos)>
 }
 
 fn ask(client: &Client, name: &str) -> Request {
-    client.claim(name).ttl(LONG)
+    client.request(name).ttl(LONG)
 }
 
 async fn until_looked(boards: &[&Chaos]) -> Outcome {
@@ -225,7 +225,7 @@ async fn cycle_inside_tasks_has_one_victim(lab: Arc<dyn Harness>) -> Outcome {
 
 async fn cycle_of_holders_in_one_client_has_one_victim(lab: Arc<dyn Harness>) -> Outcome {
     let (client, _) = looker(&*lab).await?;
-    let workers = [client.apart("worker-1")?, client.apart("worker-2")?];
+    let workers = [client.with_own_identity("worker-1")?, client.with_own_identity("worker-2")?];
     let names = ["deadlock:apart:1", "deadlock:apart:2"];
     let mut leases = Vec::new();
     for (worker, name) in workers.iter().zip(names) {
@@ -278,7 +278,7 @@ async fn time_limits_apply_where_nobody_can_look(lab: Arc<dyn Harness>) -> Outco
     drop(waiters);
     until_waiting(&members[0].0, "deadlock:blind:1", 0).await?;
     let request = ask(&members[0].0, "deadlock:blind:1");
-    let waited = soon("a time limit", request.acquire_within(2 * PERIOD)).await??;
+    let waited = soon("a time limit", request.acquire_within(2 * PERIOD)).await?.unless_held()?;
     assert!(waited.is_none() && leases.iter().flatten().all(Lease::is_held));
     Ok(())
 }
@@ -397,7 +397,7 @@ async fn stale_notice_makes_no_victim(lab: Arc<dyn Harness>) -> Outcome {
     let fence = line(&client, "deadlock:stale:own").await?.waiting[0].fence;
     until_waiting(&client, "deadlock:stale:own", 0).await?;
     let keeps = vec![Kept { name: held.key.name.clone(), fence: 0 }];
-    let wait = Wait { name: waiting.key.name.clone(), fence, keeps };
+    let wait = Wait { name: waiting.key.name.clone(), fence: fence.as_u64(), keeps };
     engine.announce(&notice(&gone, 1, vec![wait])).await?;
     let name = "deadlock:stale:held";
     let mut waiter = Waiter::queue(&client, name, ask(&client, name), 0).await?;
@@ -423,7 +423,7 @@ async fn expired_lease_makes_no_victim(lab: Arc<dyn Harness>) -> Outcome {
     assert!(matches!(engine.claim(&waiting).await?, Standing::Queued { .. }));
     let waits_at = line(&client, "deadlock:expired:own").await?.waiting[0].fence;
     let keeps = vec![Kept { name: held.key.name.clone(), fence }];
-    let wait = Wait { name: waiting.key.name.clone(), fence: waits_at, keeps };
+    let wait = Wait { name: waiting.key.name.clone(), fence: waits_at.as_u64(), keeps };
     engine.announce(&notice(&gone, 1, vec![wait])).await?;
     let mut waiter = Waiter::queue(&client, name, ask(&client, name), 0).await?;
     until_looked(&[&board]).await?;
@@ -497,7 +497,7 @@ async fn reader_and_writer_in_a_cycle_have_one_victim(lab: Arc<dyn Harness>) -> 
 
 async fn wait_without_detection_is_no_part_of_a_cycle(lab: Arc<dyn Harness>) -> Outcome {
     let (on, board) = looker(&*lab).await?;
-    let off = lab.client_with(Client::builder().deadlock_detection(None)).await?;
+    let off = lab.client_with(Client::builder().deadlock_period(None)).await?;
     let names = ["deadlock:on", "deadlock:off"];
     let leases = [ask(&on, names[0]).acquire().await?, ask(&off, names[1]).acquire().await?];
     let mut one = Waiter::queue(&on, names[1], ask(&on, names[1]), 0).await?;
@@ -548,7 +548,8 @@ async fn lease_that_ends_by_itself_is_no_part_of_a_cycle(lab: Arc<dyn Harness>) 
     let members = lookers(&*lab, 2).await?;
     let names = ["deadlock:limited:1", "deadlock:limited:2"];
     let (one, two) = (&members[0].0, &members[1].0);
-    let limited = ask(one, names[0]).max_hold(LONG).acquire().await?;
+    let limited =
+        ask(one, names[0]).options(LockOptions::new().hold_at_most(LONG)).acquire().await?;
     let (other, kept) =
         (ask(two, names[1]).acquire().await?, ask(one, "deadlock:limited:3").acquire().await?);
     let waiting = Waiter::queue(one, names[1], ask(one, names[1]), 0).await?;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use leasehold::layer::chaos::{Chaos, Trouble, Verb};
 use leasehold::layer::retry::RetryPolicy;
 use leasehold::observe::{Measure, Observer};
-use leasehold::{Client, Error};
+use leasehold::{Client, Error, UnlessHeld};
 
 use super::harness::{Harness, LONG};
 use super::support::{Outcome, Waiter, soon, until, until_free, until_waiting};
@@ -63,7 +63,7 @@ async fn wait_survives_a_store_that_is_away_for_longer_than_its_patience(
     let near = lab.client().await?;
     let (far, chaos, failures) = troubled(&*lab).await?;
     let first = near.mutex(name).ttl(LONG).lock().await?;
-    let mut waiter = Waiter::queue(&near, name, far.claim(name).ttl(lab.brief()), 0).await?;
+    let mut waiter = Waiter::queue(&near, name, far.request(name).ttl(lab.brief()), 0).await?;
     cut_off(&chaos);
     failures.at_least(2, || waiter.is_waiting()).await?;
     // Its heartbeats fail for longer than its patience and its ttl.
@@ -91,7 +91,7 @@ async fn wait_with_a_limit_ends_at_its_limit_with_what_was_wrong_last(
     let limit = Duration::from_secs(3);
     let begun = Instant::now();
     let mutex = far.mutex(name).ttl(lab.brief());
-    let waiting = tokio::spawn(async move { mutex.lock_within(limit).await });
+    let waiting = tokio::spawn(async move { mutex.lock_within(limit).await.unless_held() });
     until_waiting(&near, name, 1).await?;
     cut_off(&chaos);
     failures.at_least(1, || !waiting.is_finished()).await?;
@@ -110,7 +110,7 @@ async fn wait_that_a_store_disturbs_ends_with_its_client(lab: Arc<dyn Harness>) 
     let near = lab.client().await?;
     let (far, chaos, failures) = troubled(&*lab).await?;
     let held = near.mutex(name).ttl(LONG).lock().await?;
-    let waiter = Waiter::queue(&near, name, far.claim(name).ttl(lab.brief()), 0).await?;
+    let waiter = Waiter::queue(&near, name, far.request(name).ttl(lab.brief()), 0).await?;
     cut_off(&chaos);
     failures.at_least(1, || waiter.is_waiting()).await?;
     soon("the close", far.close()).await??;

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use futures_util::stream::{BoxStream, StreamExt};
 use leasehold::claim::{Note, Standing};
-use leasehold::{Leader, Mode, Result};
+use leasehold::{Fence, Leader, Mode, Result, UnlessHeld};
 
 use super::harness::{Harness, LONG, SPAN};
 use super::support::{Failure, Outcome, claim, held, soon, until, until_waiting};
@@ -40,7 +40,7 @@ async fn leader_is_seen_with_term_and_payload(lab: Arc<dyn Harness>) -> Outcome 
     let leader = there.leader().await?.expect("somebody leads");
     assert_eq!((leader.term, &leader.holder), (leadership.term(), one.holder()));
     assert_eq!(leader.payload, "10.0.0.1:80");
-    let none = there.campaign_within(SPAN, "no").await?;
+    let none = there.campaign_within(SPAN, "no").await.unless_held()?;
     assert!(none.is_none() && leadership.is_held());
     until_waiting(&two, "election:seen", 0).await?;
     leadership.resign().await?;
@@ -94,7 +94,7 @@ async fn observer_sees_the_last_change_of_many(lab: Arc<dyn Harness>) -> Outcome
     let name = "election:last";
     let [one, two, three] = lab.clients().await?;
     let mut leaders = three.election(name).observe().await?;
-    let mut last = 0;
+    let mut last = Fence::from(0);
     for round in 0..20 {
         let client = if round % 2 == 0 { &one } else { &two };
         let leadership = client.election(name).ttl(LONG).campaign(round.to_string()).await?;
@@ -135,14 +135,14 @@ async fn f128_evicted_leader_stops_and_campaigns_again(lab: Arc<dyn Harness>) ->
     let election = one.election(name).ttl(lab.steady());
     let leading = election.run_while_leader("mine", async |leadership| {
         if terms[0].load(Ordering::SeqCst) == 0 {
-            terms[0].store(leadership.term(), Ordering::SeqCst);
+            terms[0].store(leadership.term().as_u64(), Ordering::SeqCst);
             std::future::pending::<()>().await;
         }
-        terms[1].store(leadership.term(), Ordering::SeqCst);
+        terms[1].store(leadership.term().as_u64(), Ordering::SeqCst);
     });
     let evicting = async {
         until("a leader", async || Ok(terms[0].load(Ordering::SeqCst) > 0)).await?;
-        assert_eq!(admin.force_release(name, "a test").await?.len(), 1);
+        assert_eq!(admin.admin().force_release(name, "a test").await?.len(), 1);
         Ok::<(), Failure>(())
     };
     let both = soon("the end of the second term", async { tokio::join!(leading, evicting) });

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use futures_util::StreamExt as _;
 use leasehold::engine::{Bumped, EventKind, Query};
-use leasehold::{Client, Name, Released};
+use leasehold::{Client, Fence, Name, Released};
 
 use super::harness::{Harness, LONG};
 use super::support::{Failure, Outcome, Waiter, line, soon};
@@ -21,8 +21,8 @@ super::cases! {
 }
 
 /// Bumps the epoch, and returns where fences go on from.
-async fn bump(client: &Client, above: Option<u64>) -> Result<u64, Failure> {
-    match client.bump_epoch(above).await? {
+async fn bump(client: &Client, above: Option<Fence>) -> Result<Fence, Failure> {
+    match client.admin().bump_epoch(above).await? {
         Bumped::Raised { before, from } => {
             assert!(before < from, "{before} < {from}");
             Ok(from)
@@ -33,12 +33,12 @@ async fn bump(client: &Client, above: Option<u64>) -> Result<u64, Failure> {
 
 async fn f129_bump_does_no_harm(lab: Arc<dyn Harness>) -> Outcome {
     let [one, two] = lab.clients().await?;
-    let mut last = 0;
+    let mut last = Fence::from(0);
     for _ in 0..3 {
         let lease = one.mutex("epoch:harm").ttl(LONG).lock().await?;
         assert!(lease.fence() > last, "{} after {last}", lease.fence());
         last = lease.fence();
-        let bumped = two.bump_epoch(None).await?;
+        let bumped = two.admin().bump_epoch(None).await?;
         assert_eq!(
             matches!(bumped, Bumped::Raised { .. }),
             two.parts().raise_fences.is_some(),
@@ -52,12 +52,12 @@ async fn f129_bump_does_no_harm(lab: Arc<dyn Harness>) -> Outcome {
 
 async fn f129_fences_rise_across_a_bump(lab: Arc<dyn Harness>) -> Outcome {
     let [one, two] = lab.clients().await?;
-    let mut last = 0;
+    let mut last = Fence::from(0);
     for round in 0..6 {
         let (by, other) = if round % 2 == 0 { (&one, &two) } else { (&two, &one) };
         let from = bump(by, None).await?;
         assert!(from > last, "{from} after {last}");
-        last = from - 1;
+        last = Fence::from(from.as_u64() - 1);
         // For the client that bumped and for one that has not heard of it; on one name and on
         // another.
         for (client, name) in [(other, "epoch:a"), (by, "epoch:a"), (other, "epoch:b")] {
@@ -72,12 +72,12 @@ async fn f129_fences_rise_across_a_bump(lab: Arc<dyn Harness>) -> Outcome {
 
 async fn f129_fences_rise_above_one_that_was_seen(lab: Arc<dyn Harness>) -> Outcome {
     let [one, two] = lab.clients().await?;
-    let seen = bump(&one, None).await? + 3_000_000_000;
+    let seen = Fence::from(bump(&one, None).await?.as_u64() + 3_000_000_000);
     let from = bump(&one, Some(seen)).await?;
     assert!(from > seen, "{from} > {seen}");
     assert!(two.mutex("epoch:above").lock().await?.fence() >= from);
     assert!(bump(&two, None).await? > from);
-    assert!(one.bump_epoch(Some(u64::MAX)).await.is_err());
+    assert!(one.admin().bump_epoch(Some(Fence::from(u64::MAX))).await.is_err());
     Ok(())
 }
 
@@ -101,9 +101,9 @@ async fn f129_waiter_that_joined_before_a_bump_is_granted_before_those_after(
     let name = "epoch:waiter";
     let [one, two, three] = lab.clients().await?;
     let lease = one.mutex(name).ttl(LONG).lock().await?;
-    let mut before = Waiter::queue(&three, name, two.claim(name).ttl(LONG), 0).await?;
+    let mut before = Waiter::queue(&three, name, two.request(name).ttl(LONG), 0).await?;
     let from = bump(&three, None).await?;
-    let mut after = Waiter::queue(&one, name, three.claim(name).ttl(LONG), 1).await?;
+    let mut after = Waiter::queue(&one, name, three.request(name).ttl(LONG), 1).await?;
     let mut last = lease.fence();
     assert_eq!(lease.release().await?, Released::Released);
     let lease = before.granted().await?;
@@ -121,7 +121,7 @@ async fn f129_clients_agree_on_fences_after_a_bump(lab: Arc<dyn Harness>) -> Out
     let [one, two, three] = lab.clients().await?;
     let from = bump(&three, None).await?;
     let lease = one.mutex(name).ttl(LONG).lock().await?;
-    let mut waiter = Waiter::queue(&three, name, two.claim(name).ttl(LONG), 0).await?;
+    let mut waiter = Waiter::queue(&three, name, two.request(name).ttl(LONG), 0).await?;
     let mut waiting = Vec::new();
     for client in [&one, &two, &three, &lab.client().await?] {
         let line = line(client, name).await?;
@@ -155,9 +155,9 @@ async fn f129_watcher_sees_the_fences_after_a_bump(lab: Arc<dyn Harness>) -> Out
     let name = "epoch:watch";
     let [one, two, three] = lab.clients().await?;
     let before = one.mutex(name).ttl(LONG).lock().await?;
-    let mut events = three.watch(&Query::name(Name::new(name)?)).await?;
+    let mut events = three.admin().watch(&Query::name(Name::new(name)?)).await?;
     bump(&two, None).await?;
-    let mut told = async |kind: EventKind, fence: u64| -> Outcome {
+    let mut told = async |kind: EventKind, fence: Fence| -> Outcome {
         let event = soon("an event", events.next()).await?;
         let event = event.ok_or_else(|| Failure::new("the events ended"))??;
         assert_eq!((event.kind, event.fence), (kind, fence));

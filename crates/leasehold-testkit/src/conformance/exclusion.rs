@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
-use leasehold::{Client, Error, Released, Result};
+use leasehold::{Client, Error, LockOptions, Released, Result, UnlessHeld};
 
 use super::harness::{Harness, LONG, SPAN};
 use super::support::{Outcome, Waiter, line, soon, until_free, until_waiting};
@@ -31,7 +31,8 @@ async fn many_that_open_an_empty_store_at_once_share_it(lab: Arc<dyn Harness>) -
     let clients = opened.into_iter().collect::<Result<Vec<_>>>()?;
     let stores: HashSet<u128> = clients.iter().map(|client| client.info().store_id).collect();
     assert_eq!(stores.len(), 1, "one store");
-    let asked = clients.iter().map(async |client| client.mutex(name).try_lock().await);
+    let asked =
+        clients.iter().map(async |client| client.mutex(name).try_lock().await.unless_held());
     let asked = soon("all are answered", join_all(asked)).await?;
     let leases = asked.into_iter().collect::<Result<Vec<_>>>()?;
     let leases: Vec<_> = leases.into_iter().flatten().collect();
@@ -46,11 +47,11 @@ async fn second_claim_is_refused_while_the_first_holds(lab: Arc<dyn Harness>) ->
     let name = "exclusion:second";
     let [one, two] = lab.clients().await?;
     let lease = one.mutex(name).lock().await?;
-    assert!(two.mutex(name).try_lock().await?.is_none());
+    assert!(two.mutex(name).try_lock().await.unless_held()?.is_none());
     assert!(lease.is_held());
     assert_eq!(lease.release().await?, Released::Released);
-    let next = two.mutex(name).try_lock().await?.expect("it is free");
-    assert!(one.mutex(name).try_lock().await?.is_none());
+    let next = two.mutex(name).try_lock().await.unless_held()?.expect("it is free");
+    assert!(one.mutex(name).try_lock().await.unless_held()?.is_none());
     drop(next);
     Ok(())
 }
@@ -82,14 +83,14 @@ async fn refused_try_leaves_nothing(lab: Arc<dyn Harness>) -> Outcome {
     let [one, two] = lab.clients().await?;
     let lease = one.mutex(name).ttl(LONG).lock().await?;
     for _ in 0..3 {
-        assert!(two.mutex(name).try_lock().await?.is_none());
+        assert!(two.mutex(name).try_lock().await.unless_held()?.is_none());
     }
     let seen = line(&one, name).await?;
     assert_eq!((seen.held.len(), seen.waiting.len()), (1, 0));
     assert_eq!(two.stats().contended, 3);
     assert_eq!(two.stats().waiting, 0);
     lease.release().await?;
-    assert!(one.show(name).await?.is_none());
+    assert!(one.line(name).await?.is_none());
     Ok(())
 }
 
@@ -99,7 +100,7 @@ async fn wait_ends_in_time_and_leaves_the_line(lab: Arc<dyn Harness>) -> Outcome
     let lease = one.mutex(name).ttl(LONG).lock().await?;
     let begun = Instant::now();
     let mutex = two.mutex(name).ttl(LONG);
-    assert!(soon("the end of the wait", mutex.lock_within(SPAN)).await??.is_none());
+    assert!(soon("the end of the wait", mutex.lock_within(SPAN)).await?.unless_held()?.is_none());
     assert!(begun.elapsed() >= SPAN, "it gave up after {:?}", begun.elapsed());
     assert_eq!(two.stats().waiting, 0);
     until_waiting(&one, name, 0).await?;
@@ -110,7 +111,8 @@ async fn wait_ends_in_time_and_leaves_the_line(lab: Arc<dyn Harness>) -> Outcome
 
 async fn wait_of_no_time_is_granted_what_is_free(lab: Arc<dyn Harness>) -> Outcome {
     let client = lab.client().await?;
-    let lease = client.mutex("exclusion:no-time").lock_within(Duration::ZERO).await?;
+    let lease =
+        client.mutex("exclusion:no-time").lock_within(Duration::ZERO).await.unless_held()?;
     assert!(lease.expect("it is free").is_held());
     Ok(())
 }
@@ -121,7 +123,7 @@ async fn wait_is_granted_what_is_freed_in_time(lab: Arc<dyn Harness>) -> Outcome
     let lease = one.mutex(name).ttl(LONG).lock().await?;
     let waiter = tokio::spawn({
         let mutex = two.mutex(name).ttl(LONG);
-        async move { mutex.lock_within(LONG).await }
+        async move { mutex.lock_within(LONG).await.unless_held() }
     });
     until_waiting(&one, name, 1).await?;
     let fence = lease.fence();
@@ -135,8 +137,8 @@ async fn tasks_of_one_client_exclude_each_other(lab: Arc<dyn Harness>) -> Outcom
     let name = "exclusion:tasks";
     let client = lab.client().await?;
     let lease = client.mutex(name).ttl(LONG).lock().await?;
-    assert!(client.mutex(name).try_lock().await?.is_none());
-    let request = client.claim(name).ttl(LONG);
+    assert!(client.mutex(name).try_lock().await.unless_held()?.is_none());
+    let request = client.request(name).ttl(LONG);
     let mut waiter = Waiter::queue(&client, name, request, 0).await?;
     let fence = lease.fence();
     lease.release().await?;
@@ -150,8 +152,15 @@ async fn holders_with_one_label_exclude_each_other(lab: Arc<dyn Harness>) -> Out
     let two = lab.client_with(Client::builder().label("host:1")).await?;
     assert_ne!(one.holder().id(), two.holder().id());
     let lease = one.mutex(name).ttl(LONG).lock().await?;
-    assert!(two.mutex(name).try_lock().await?.is_none());
-    assert!(two.mutex(name).reentrant().try_lock().await?.is_none());
+    assert!(two.mutex(name).try_lock().await.unless_held()?.is_none());
+    assert!(
+        two.mutex(name)
+            .options(LockOptions::new().reentrant())
+            .try_lock()
+            .await
+            .unless_held()?
+            .is_none()
+    );
     drop(two);
     assert!(lease.is_held());
     assert_eq!(lease.release().await?, Released::Released);
@@ -162,7 +171,7 @@ async fn own_name_is_a_deadlock_for_one_at_a_time(lab: Arc<dyn Harness>) -> Outc
     let name = "exclusion:own";
     let [one, two] = lab.clients().await?;
     let lease = one.mutex(name).ttl(LONG).lock().await?;
-    let request = one.claim(name).ttl(LONG).one_at_a_time();
+    let request = one.request(name).ttl(LONG).options(LockOptions::new().detect_self_deadlock());
     match soon("the verdict", request.acquire()).await? {
         Err(Error::Deadlock { cycle, .. }) => {
             assert_eq!(cycle.0.len(), 1);
@@ -171,7 +180,7 @@ async fn own_name_is_a_deadlock_for_one_at_a_time(lab: Arc<dyn Harness>) -> Outc
         other => panic!("waiting for one's own name came to {other:?}"),
     }
     until_waiting(&two, name, 0).await?;
-    let request = two.claim(name).ttl(LONG).one_at_a_time();
+    let request = two.request(name).ttl(LONG).options(LockOptions::new().detect_self_deadlock());
     let mut waiter = Waiter::queue(&one, name, request, 0).await?;
     lease.release().await?;
     waiter.served().await?;

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::sync::Mutex;
 
-use leasehold::Client;
 use leasehold::claim::{Mode, Standing};
 use leasehold::engine::Engine;
+use leasehold::{Client, UnlessHeld};
 
 use super::harness::{Harness, LONG};
 use super::support::{Outcome, claim, soon, until_free};
@@ -28,7 +28,7 @@ async fn fences_rise_across_releases(lab: Arc<dyn Harness>) -> Outcome {
         let client = if round % 2 == 0 { &one } else { &two };
         let lease = client.mutex("fences:release").lock().await?;
         assert!(lease.fence() > last, "{} after {last}", lease.fence());
-        last = lease.fence();
+        last = lease.fence().as_u64();
         lease.release().await?;
     }
     Ok(())
@@ -55,10 +55,10 @@ async fn fences_rise_across_eviction(lab: Arc<dyn Harness>) -> Outcome {
     let mut last = 0;
     let mut evicted = Vec::new();
     for _ in 0..3 {
-        let lease = one.mutex(name).ttl(LONG).try_lock().await?.expect("it is free");
+        let lease = one.mutex(name).ttl(LONG).try_lock().await.unless_held()?.expect("it is free");
         assert!(lease.fence() > last, "{} after {last}", lease.fence());
-        last = lease.fence();
-        assert_eq!(two.force_release(name, "a test").await?, [one.holder().clone()]);
+        last = lease.fence().as_u64();
+        assert_eq!(two.admin().force_release(name, "a test").await?, [one.holder().clone()]);
         evicted.push(lease);
     }
     assert!(two.mutex(name).lock().await?.fence() > last);
@@ -71,7 +71,7 @@ async fn fences_rise_across_connections(lab: Arc<dyn Harness>) -> Outcome {
         let client = lab.client().await?;
         let lease = client.mutex("fences:connection").lock().await?;
         assert!(lease.fence() > last, "{} after {last}", lease.fence());
-        last = lease.fence();
+        last = lease.fence().as_u64();
         client.close().await?;
     }
     Ok(())
@@ -105,7 +105,7 @@ async fn refused_claims_do_not_lower_fences(lab: Arc<dyn Harness>) -> Outcome {
     let [one, two] = lab.clients().await?;
     let lease = one.mutex(name).ttl(LONG).lock().await?;
     for _ in 0..5 {
-        assert!(two.mutex(name).try_lock().await?.is_none());
+        assert!(two.mutex(name).try_lock().await.unless_held()?.is_none());
     }
     let fence = lease.fence();
     lease.release().await?;
@@ -131,6 +131,6 @@ async fn repeated(client: &Client, name: &str, [one, two]: [&Arc<dyn Engine>; 2]
     let line = super::support::line(client, name).await?;
     assert_eq!((line.held.len(), line.waiting.len()), (1, 0));
     one.release(&[asked.key]).await?;
-    assert!(client.show(name).await?.is_none());
+    assert!(client.line(name).await?.is_none());
     Ok(())
 }

@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold::Mode;
+use leasehold::{Mode, UnlessHeld};
 
 use super::harness::Harness;
 use super::support::{EVENT_MAX, Outcome, ended, held, line, state, until};
@@ -22,11 +22,11 @@ async fn forked_child_leaves_the_lease_of_its_parent(lab: Arc<dyn Harness>) -> O
     let child = worker.wait_for_line("forked ", EVENT_MAX).await?;
     assert_eq!(child, "0", "what the child found wrong: {}", worker.stderr());
     assert_eq!(line(&client, name).await?.held[0].fence, fence, "the child has ended");
-    assert!(client.mutex(name).try_lock().await?.is_none());
+    assert!(client.mutex(name).try_lock().await.unless_held()?.is_none());
     // Nobody but the parent can make the rest of its time longer again.
     let least = Cell::new(Duration::MAX);
     until("a renewal by the parent", async || {
-        let line = client.show(name).await?;
+        let line = client.line(name).await?;
         let held = line.and_then(|line| line.held.into_iter().next());
         let left = held.filter(|held| held.fence == fence).map(|held| held.remaining);
         let left = left.unwrap_or_default();

@@ -28,7 +28,7 @@ pub(super) struct Diary {
 
 #[derive(Debug)]
 struct Asked {
-    key: ClaimKey,
+    claim: Claim,
     /// The places in answers to the client's own requests.
     places: Vec<Place>,
 }
@@ -43,8 +43,12 @@ struct Heartbeat {
 
 impl Diary {
     pub(super) fn keys(&self) -> Vec<ClaimKey> {
+        self.claims().into_iter().map(|claim| claim.key).collect()
+    }
+
+    pub(super) fn claims(&self) -> Vec<Claim> {
         let claims = self.claims.lock().expect("nobody panics");
-        claims.values().map(|asked| asked.key.clone()).collect()
+        claims.values().map(|asked| asked.claim.clone()).collect()
     }
 
     /// Waits until a heartbeat was answered.
@@ -53,11 +57,29 @@ impl Diary {
         until("an answer to a heartbeat", async || Ok(is_answered())).await
     }
 
+    /// Waits until one more heartbeat was answered.
+    pub(super) async fn until_answered_again(&self) -> Outcome {
+        let answered = || self.heartbeats.lock().expect("nobody panics").len();
+        let before = answered();
+        until("an answer to one more heartbeat", async || Ok(answered() > before)).await
+    }
+
     /// Waits until the client sends one more heartbeat.
     pub(super) async fn until_sent(&self) -> Outcome {
         let before = self.sent.load(Ordering::Relaxed);
         let is_sent = || self.sent.load(Ordering::Relaxed) > before;
         until("a heartbeat", async || Ok(is_sent())).await
+    }
+
+    /// Waits until a claim of the client stood at so many places, one after the other.
+    pub(super) async fn until_placed(&self, count: usize) -> Outcome {
+        let is_placed = |asked: &Asked| {
+            let mut places = asked.places.clone();
+            places.dedup();
+            places.len() >= count
+        };
+        let any = || self.claims.lock().expect("nobody panics").values().any(is_placed);
+        until("a place in line", async || Ok(any())).await
     }
 
     /// Whether the client sent a heartbeat before that instant and read its answer after it. The
@@ -69,10 +91,10 @@ impl Diary {
         heartbeats.iter().any(|h| h.sent < after && h.read > after && is_first(&h.place))
     }
 
-    fn asked(&self, key: &ClaimKey, answer: Option<&Standing>) {
+    fn asked(&self, claim: &Claim, answer: Option<&Standing>) {
         let mut claims = self.claims.lock().expect("nobody panics");
-        let fresh = || Asked { key: key.clone(), places: Vec::new() };
-        let asked = claims.entry(key.token).or_insert_with(fresh);
+        let fresh = || Asked { claim: claim.clone(), places: Vec::new() };
+        let asked = claims.entry(claim.key.token).or_insert_with(fresh);
         if let Some(Standing::Queued { place, .. }) = answer {
             asked.places.push(*place);
         }
@@ -98,9 +120,9 @@ impl Engine for Forward {
 
     async fn claim(&self, claim: &Claim) -> Result<Standing> {
         let Some(diary) = &self.1 else { return self.0.claim(claim).await };
-        diary.asked(&claim.key, None);
+        diary.asked(claim, None);
         let standing = self.0.claim(claim).await?;
-        diary.asked(&claim.key, Some(&standing));
+        diary.asked(claim, Some(&standing));
         Ok(standing)
     }
 

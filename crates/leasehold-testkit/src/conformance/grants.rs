@@ -24,6 +24,12 @@ pub(super) struct Grant {
     ended: Moment,
 }
 
+impl Grant {
+    pub(super) fn fence(&self) -> u64 {
+        self.fence
+    }
+}
+
 /// A lease that becomes a [`Grant`] when it is given back.
 #[derive(Debug)]
 pub(super) struct Holding {
@@ -60,8 +66,8 @@ impl Holding {
     /// Gives it back; a store that is away receives the release later.
     pub(super) async fn give_back(self) -> (Grant, leasehold::Result<Released>) {
         let Self { lease, asked, granted } = self;
-        let ended = SystemClock.now().min(lease.safe_until());
-        let grant = Grant { fence: lease.fence(), asked, granted, ended };
+        let ended = SystemClock.now().min(lease.deadline());
+        let grant = Grant { fence: lease.fence().as_u64(), asked, granted, ended };
         (grant, lease.release().await)
     }
 }

@@ -3,15 +3,16 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use leasehold::claim::{Amended, Mode, Note, Standing};
+use leasehold::claim::{Amended, Claim, Mode, Note, Renewal, Standing};
+use leasehold::engine::{Engine, Query};
 use leasehold::error::Config;
 use leasehold::memory::Memory;
-use leasehold::{Client, Error, Handle, Lease, LeaseState, Released};
+use leasehold::{Client, Error, Handle, Lease, LeaseState, LockOptions, Released, UnlessHeld};
 
 use super::Can;
 use super::harness::Harness;
 use super::support::{Failure, Outcome, Waiter, claim, line, renewal, soon, until, until_free};
-use crate::PartVerbs;
+use crate::{Direction, PartVerbs};
 
 super::cases! {
     handle_is_taken_up_by_another_client: detach,
@@ -22,6 +23,8 @@ super::cases! {
     renewal_by_handle_never_shortens_a_lease: detach & ttl_per_claim,
     renewal_by_an_old_handle_keeps_what_its_lease_was_extended_to: detach & ttl_per_claim,
     renewal_by_an_old_handle_keeps_what_a_reader_was_extended_to: detach & ttl_per_claim & shared,
+    first_client_keeps_what_another_one_prolonged: detach & ttl_per_claim,
+    late_renewal_keeps_what_a_later_one_prolonged: detach & ttl_per_claim => proxied,
     detached_lease_lives_until_its_ttl: detach & ttl_per_claim,
     lease_released_by_its_handle_is_lost_to_its_owner: detach,
     lease_detached_after_a_wait_has_its_whole_ttl: detach & ttl_per_claim,
@@ -34,6 +37,9 @@ super::cases! {
 
 /// A ttl that is far shorter than that of the lease.
 const BRIEF: Duration = Duration::from_secs(1);
+
+/// How much less a store may show than is left: etcd counts whole seconds.
+const SHOWN_WITHIN: Duration = Duration::from_millis(1_500);
 
 /// How far the ends of a claim at the nodes of a quorum may be apart.
 const NODES_APART: Duration = Duration::from_millis(100);
@@ -51,10 +57,10 @@ async fn handle_is_taken_up_by_another_client(lab: Arc<dyn Harness>) -> Outcome 
     assert_eq!(handle.holder(), one.holder());
     let lease = two.adopt(&handle).await?;
     assert_eq!((lease.fence(), lease.state()), (fence, LeaseState::Held));
-    assert!(three.mutex(name).try_lock().await?.is_none());
+    assert!(three.mutex(name).try_lock().await.unless_held()?.is_none());
     assert_eq!(line(&three, name).await?.held[0].note.as_str(), "kept");
     assert_eq!(lease.release().await?, Released::Released);
-    assert!(three.mutex(name).try_lock().await?.is_some());
+    assert!(three.mutex(name).try_lock().await.unless_held()?.is_some());
     Ok(())
 }
 
@@ -62,8 +68,8 @@ async fn adopted_lease_is_renewed(lab: Arc<dyn Harness>) -> Outcome {
     let [one, two] = lab.clients().await?;
     let handle = one.mutex("handle:renewed").ttl(lab.steady()).lock().await?.detach().await?;
     let lease = two.adopt(&handle).await?;
-    let before = lease.safe_until();
-    until("a renewal", async || Ok(lease.safe_until() > before)).await?;
+    let before = lease.deadline();
+    until("a renewal", async || Ok(lease.deadline() > before)).await?;
     assert_eq!(lease.state(), LeaseState::Held);
     assert_eq!(lease.release().await?, Released::Released);
     Ok(())
@@ -103,7 +109,8 @@ async fn handle_of_another_store_is_refused(lab: Arc<dyn Harness>) -> Outcome {
 async fn check_tells_how_long_and_does_not_extend(lab: Arc<dyn Harness>) -> Outcome {
     let long = lab.long().await?;
     let [one, two] = lab.clients().await?;
-    let lease = one.mutex("handle:check").ttl(long).renew(false).lock().await?;
+    let lease =
+        one.mutex("handle:check").ttl(long).options(LockOptions::new().renew(false)).lock().await?;
     let handle = lease.handle();
     let first = two.check(&handle).await?.expect("it is held");
     assert!(first <= long && first > long / 2, "{first:?}");
@@ -141,7 +148,7 @@ async fn renewal_by_an_old_handle_keeps_what_its_lease_was_extended_to(
     assert_eq!(lease.release().await?, Released::Released);
     let name = "handle:in_line";
     let lease = one.mutex(name).ttl(steady).lock().await?;
-    let mut waiter = Waiter::queue(&one, name, two.claim(name).ttl(long), 0).await?;
+    let mut waiter = Waiter::queue(&one, name, two.request(name).ttl(long), 0).await?;
     keeps_what_it_was_extended_to(&*lab, &two, &lease).await?;
     assert_eq!(lease.release().await?, Released::Released);
     waiter.served().await
@@ -180,11 +187,101 @@ async fn keeps_what_it_was_extended_to(
     Ok(())
 }
 
+/// A claim that two clients renew: the one that made it, and another one that has its token.
+struct Shared {
+    first: Arc<dyn Engine>,
+    other: Arc<dyn Engine>,
+    claim: Claim,
+    brief: Duration,
+    long: Duration,
+}
+
+impl Shared {
+    /// `far` is where the first client asks.
+    async fn new(
+        lab: &dyn Harness,
+        far: &dyn Harness,
+        name: &str,
+    ) -> std::result::Result<Self, Failure> {
+        let (first, other) = (far.engine().await?, lab.engine().await?);
+        let (brief, long) = (lab.steady(), lab.long().await?);
+        let claim = claim(name, Mode::Exclusive, brief)?;
+        let standing = first.claim(&claim).await?;
+        assert!(matches!(standing, Standing::Held { .. }), "{standing:?}");
+        Ok(Self { first, other, claim, brief, long })
+    }
+
+    fn renewal(&self, ttl: Duration) -> Renewal {
+        Renewal { ttl, ..renewal(&self.claim) }
+    }
+
+    /// The other client asks for a long time; returns until when it may count on the claim. Where a
+    /// claim lasts as long as a session of the first client, that is not all of it.
+    async fn prolong(&self) -> std::result::Result<Instant, Failure> {
+        let sent = Instant::now();
+        let renewed = renewed(&*self.other, self.renewal(self.long)).await?;
+        let Standing::Held { remaining, .. } = renewed else { panic!("{renewed:?}") };
+        let until = sent + remaining;
+        self.lasts(until).await?;
+        Ok(until)
+    }
+
+    async fn lasts(&self, until: Instant) -> Outcome {
+        let lines = self.other.inspect(&Query::name(self.claim.key.name.clone())).await?.lines;
+        let held = lines.first().and_then(|line| line.held.first());
+        let end = held.map(|claim| Instant::now() + claim.remaining + SHOWN_WITHIN);
+        assert!(end >= Some(until), "{:?} too early", end.map(|end| until - end));
+        Ok(())
+    }
+
+    async fn end(self) -> Outcome {
+        self.other.release(std::slice::from_ref(&self.claim.key)).await?;
+        Ok(())
+    }
+}
+
+/// Renews until the store answers.
+async fn renewed(engine: &dyn Engine, renewal: Renewal) -> Result<Standing, Failure> {
+    loop {
+        match engine.renew(std::slice::from_ref(&renewal)).await.map(|mut all| all.remove(0)) {
+            Err(error) | Ok(Err(error)) if error.is_transient() => {}
+            answer => return Ok(answer??),
+        }
+    }
+}
+
+async fn first_client_keeps_what_another_one_prolonged(lab: Arc<dyn Harness>) -> Outcome {
+    let shared = Shared::new(&*lab, &*lab, "handle:prolonged").await?;
+    let until = shared.prolong().await?;
+    for ttl in [shared.brief, shared.brief * 2] {
+        let standing = soon("an answer", renewed(&*shared.first, shared.renewal(ttl))).await??;
+        assert!(matches!(standing, Standing::Held { .. }), "{standing:?}");
+        shared.lasts(until).await?;
+    }
+    shared.end().await
+}
+
+/// The first client's renewal is held back until the other client has prolonged the claim.
+async fn late_renewal_keeps_what_a_later_one_prolonged(lab: Arc<dyn Harness>) -> Outcome {
+    let network = lab.proxied().expect("the case applies").await?;
+    let shared = Shared::new(&*lab, &*network.lab, "handle:late").await?;
+    network.block(Direction::ToServer);
+    let (first, renewal) = (Arc::clone(&shared.first), shared.renewal(shared.brief * 2));
+    let late = tokio::spawn(async move { renewed(&*first, renewal).await });
+    network.until_request_held().await?;
+    let until = shared.prolong().await?;
+    network.pass().await?;
+    let standing = soon("an answer", late).await???;
+    assert!(matches!(standing, Standing::Held { .. }), "{standing:?}");
+    shared.lasts(until).await?;
+    shared.end().await
+}
+
 async fn detached_lease_lives_until_its_ttl(lab: Arc<dyn Harness>) -> Outcome {
     let name = "handle:detached";
     let [one, two] = lab.clients().await?;
     let handle = one.mutex(name).ttl(lab.steady()).lock().await?.detach().await?;
-    assert!(two.mutex(name).try_lock().await?.is_none());
+    assert!(two.mutex(name).try_lock().await.unless_held()?.is_none());
     assert!(two.check(&handle).await?.is_some());
     let next = soon("the end of its ttl", two.mutex(name).ttl(lab.long().await?).lock()).await??;
     assert!(next.fence() > handle.fence());
@@ -208,7 +305,7 @@ async fn lease_detached_after_a_wait_has_its_whole_ttl(lab: Arc<dyn Harness>) ->
     let (name, long) = ("handle:waited", lab.long().await?);
     let [one, two] = lab.clients().await?;
     let lease = one.mutex(name).ttl(long).lock().await?;
-    let mut waiter = Waiter::queue(&one, name, two.claim(name).ttl(long), 0).await?;
+    let mut waiter = Waiter::queue(&one, name, two.request(name).ttl(long), 0).await?;
     lease.release().await?;
     let handle = waiter.granted().await?.detach().await?;
     let left = one.check(&handle).await?.expect("it is held");
@@ -231,7 +328,11 @@ async fn handle_is_stale_while_its_name_stays_closed(lab: Arc<dyn Harness>) -> O
         assert_ne!(client.release(&handle).await?, Released::Released);
         assert_ne!(client.release_keeping(&handle, long).await?, Released::Released);
     }
-    assert!(two.mutex(name).try_lock().await?.is_none(), "open after {:?}", begun.elapsed());
+    assert!(
+        two.mutex(name).try_lock().await.unless_held()?.is_none(),
+        "open after {:?}",
+        begun.elapsed()
+    );
     let next = soon("the end of the span", two.mutex(name).ttl(long).lock()).await??;
     assert!(begun.elapsed() >= span, "open after {:?}", begun.elapsed());
     assert!(next.fence() > handle.fence());
@@ -298,10 +399,11 @@ async fn waiter_is_granted_when_a_closed_name_opens(lab: Arc<dyn Harness>) -> Ou
     let span = lab.steady();
     // It would have ended much later, and the waiter knew that end.
     let half = lab.long().await? / 2;
-    let mutex = one.mutex(name).ttl(half).lock_delay(half).hold_at_least(span);
+    let mutex =
+        one.mutex(name).ttl(half).options(LockOptions::new().lock_delay(half).hold_at_least(span));
     let begun = Instant::now();
     let lease = mutex.lock().await?;
-    let mut waiter = Waiter::queue(&two, name, two.claim(name).ttl(lab.long().await?), 0).await?;
+    let mut waiter = Waiter::queue(&two, name, two.request(name).ttl(lab.long().await?), 0).await?;
     assert_eq!(lease.release().await?, Released::Released);
     let next = waiter.granted().await?;
     assert!(begun.elapsed() >= span, "granted after {:?}", begun.elapsed());

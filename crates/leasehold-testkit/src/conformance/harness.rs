@@ -110,6 +110,13 @@ impl Proxied {
         until("an answer that is held back", async || Ok(any())).await
     }
 
+    /// Waits until a request is held back.
+    pub(super) async fn until_request_held(&self) -> std::result::Result<(), Failure> {
+        let is_held = |proxy: &Proxy| proxy.traffic().to_server.held > 0;
+        let any = || self.proxies.iter().any(is_held);
+        until("a request that is held back", async || Ok(any())).await
+    }
+
     /// Ends all connections, and lets nobody connect until [`restore`](Self::restore).
     pub(super) async fn cut(&self) -> std::result::Result<(), Failure> {
         for proxy in &self.proxies {

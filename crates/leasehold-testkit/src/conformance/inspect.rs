@@ -6,7 +6,7 @@ use std::sync::Arc;
 use leasehold::claim::{Holder, Mode, Standing};
 use leasehold::engine::Query;
 use leasehold::error::Kind;
-use leasehold::{Client, Lease, Name};
+use leasehold::{Client, Fence, Lease, Name};
 
 use super::harness::{Harness, LONG};
 use super::support::{Outcome, Waiter, claim, line, until_free};
@@ -27,7 +27,7 @@ async fn note_and_label_are_seen_by_others(lab: Arc<dyn Harness>) -> Outcome {
     let one = lab.client_with(Client::builder().label("report é 1")).await?;
     let two = lab.client().await?;
     let lease = one.mutex(name).ttl(LONG).note("pid 7, \"quoted\"\n{json: 'ü'}").lock().await?;
-    let waiter = two.claim(name).ttl(LONG).note("next");
+    let waiter = two.request(name).ttl(LONG).note("next");
     let waiter = Waiter::queue(&one, name, waiter, 0).await?;
     let seen = line(&two, name).await?;
     assert_eq!((seen.name.as_str(), seen.kind), (name, Kind::Lock));
@@ -67,10 +67,10 @@ async fn line_shows_holders_and_waiters_in_order(lab: Arc<dyn Harness>) -> Outco
     let name = "inspect:order";
     let [one, two, three] = lab.clients().await?;
     let lease = one.mutex(name).ttl(LONG).lock().await?;
-    let _first = Waiter::queue(&one, name, two.claim(name).ttl(LONG), 0).await?;
-    let _second = Waiter::queue(&one, name, three.claim(name).ttl(LONG), 1).await?;
+    let _first = Waiter::queue(&one, name, two.request(name).ttl(LONG), 0).await?;
+    let _second = Waiter::queue(&one, name, three.request(name).ttl(LONG), 1).await?;
     let seen = line(&three, name).await?;
-    let fences: Vec<u64> = seen.held.iter().chain(&seen.waiting).map(|seen| seen.fence).collect();
+    let fences: Vec<Fence> = seen.held.iter().chain(&seen.waiting).map(|seen| seen.fence).collect();
     assert!(fences.is_sorted_by(|one, next| one < next), "{fences:?}");
     assert_eq!(seen.held[0].fence, lease.fence());
     let waiting: Vec<&Holder> = seen.waiting.iter().map(|seen| &seen.holder).collect();
@@ -89,7 +89,7 @@ async fn hold_all(client: &Client, names: &[String]) -> leasehold::Result<Vec<Le
 async fn names_of(client: &Client, mut query: Query) -> leasehold::Result<Vec<String>> {
     let mut names = Vec::new();
     loop {
-        let page = client.inspect(&query).await?;
+        let page = client.admin().inspect(&query).await?;
         assert!(page.lines.len() <= query.page_lines());
         names.extend(page.lines.iter().map(|line| line.name.as_str().to_owned()));
         let Some(next) = page.next else { return Ok(names) };
@@ -141,7 +141,7 @@ async fn holder_selects_the_lines_it_is_in(lab: Arc<dyn Harness>) -> Outcome {
     let names = ["inspect:holder:a", "inspect:holder:b"].map(String::from);
     let _leases = hold_all(&one, &names).await?;
     let _other = two.mutex("inspect:holder:c").ttl(LONG).lock().await?;
-    let request = two.claim(&names[1]).ttl(LONG);
+    let request = two.request(&names[1]).ttl(LONG);
     let _waiter = Waiter::queue(&one, &names[1], request, 0).await?;
     let query = |client: &Client| Query { limit: 1, ..Query::holder(client.holder().id()) };
     assert_eq!(names_of(&one, query(&one)).await?, names);
@@ -149,7 +149,7 @@ async fn holder_selects_the_lines_it_is_in(lab: Arc<dyn Harness>) -> Outcome {
     assert_eq!(names_of(&one, query(&two)).await?, expected, "waiting counts");
     let nobody = Query::holder(Holder::fresh().id());
     assert!(names_of(&one, nobody).await?.is_empty());
-    let page = one.inspect(&query(&two)).await?;
+    let page = one.admin().inspect(&query(&two)).await?;
     assert_eq!(page.lines[0].held[0].holder, *one.holder(), "the whole line is shown");
     Ok(())
 }
@@ -160,15 +160,15 @@ async fn expired_claims_are_not_shown(lab: Arc<dyn Harness>) -> Outcome {
     let asked = claim(name, Mode::Exclusive, lab.brief())?;
     assert!(matches!(engine.claim(&asked).await?, Standing::Held { .. }));
     until_free(&client, name).await?;
-    assert!(client.inspect(&Query::all()).await?.lines.is_empty());
-    assert!(client.inspect(&Query::holder(asked.holder.id())).await?.lines.is_empty());
+    assert!(client.admin().inspect(&Query::all()).await?.lines.is_empty());
+    assert!(client.admin().inspect(&Query::holder(asked.holder.id())).await?.lines.is_empty());
     Ok(())
 }
 
 async fn reading_changes_nothing(lab: Arc<dyn Harness>) -> Outcome {
     let name = "inspect:reading";
     let (client, engine) = (lab.client().await?, lab.engine().await?);
-    assert!(client.show(name).await?.is_none());
+    assert!(client.line(name).await?.is_none());
     let asked = claim(name, Mode::Exclusive, LONG)?;
     engine.claim(&asked).await?;
     let first = line(&client, name).await?;

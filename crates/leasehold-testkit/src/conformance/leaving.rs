@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use leasehold::layer::chaos::{Trouble, Verb};
-use leasehold::{Client, Released};
+use leasehold::{Client, Released, UnlessHeld};
 
 use super::harness::Harness;
 use super::support::{Failure, Outcome, soon, until_free, until_waiting};
@@ -37,7 +37,7 @@ impl Rounds {
     /// Takes the name, which only an old claim of the client may keep from it, and gives it back.
     async fn take_at_once(&mut self, client: &Client, name: &str, ttl: Duration) -> Outcome {
         let asked_at = Instant::now();
-        match client.mutex(name).ttl(ttl).try_lock().await? {
+        match client.mutex(name).ttl(ttl).try_lock().await.unless_held()? {
             Some(lease) => {
                 self.in_time += 1;
                 assert_eq!(lease.release().await?, Released::Released);
@@ -62,7 +62,7 @@ async fn try_lock_after_own_given_up_wait_is_granted(lab: Arc<dyn Harness>) -> O
     for _ in 0..ROUNDS {
         let held = client.mutex(name).ttl(ttl).lock().await?;
         let mutex = client.mutex(name).ttl(ttl);
-        let waited = tokio::spawn(async move { mutex.lock_within(BRIEF_WAIT).await });
+        let waited = tokio::spawn(async move { mutex.lock_within(BRIEF_WAIT).await.unless_held() });
         assert!(soon("the end of the wait", waited).await???.is_none());
         assert_eq!(held.release().await?, Released::Released);
         rounds.take_at_once(&client, name, ttl).await?;
@@ -114,7 +114,7 @@ async fn given_up_wait_has_left_the_line_when_it_is_answered(lab: Arc<dyn Harnes
     let mut looked = 0;
     for _ in 0..ROUNDS {
         let begun = Instant::now();
-        let waited = client.mutex(name).ttl(ttl).lock_within(BRIEF_WAIT).await?;
+        let waited = client.mutex(name).ttl(ttl).lock_within(BRIEF_WAIT).await.unless_held()?;
         let took = begun.elapsed();
         assert!(waited.is_none());
         // The client does not wait for a slower store: then the claim leaves later.
@@ -140,7 +140,7 @@ async fn try_lock_is_answered_although_an_old_claim_cannot_leave(lab: Arc<dyn Ha
     chaos.next(Verb::Release, Trouble::Hang, 1);
     drop(held);
     soon("the release to hang", chaos.hanging(1)).await?;
-    let refused = soon("an answer", client.mutex(name).ttl(ttl).try_lock()).await??;
+    let refused = soon("an answer", client.mutex(name).ttl(ttl).try_lock()).await?.unless_held()?;
     assert!(refused.is_none(), "its old lease is still there");
     chaos.heal();
     until_free(&other, name).await

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold::claim::{Holder, Note, Ttl};
-use leasehold::error::{Config, Invalid};
+use leasehold::error::Invalid;
 use leasehold::layer::chaos::{Chaos, Verb};
-use leasehold::{Client, Error, Lease, Mode, Name, Released, Result};
+use leasehold::{Client, Error, Lease, LockOptions, Mode, Name, Released, Result, UnlessHeld};
 
 use super::harness::{Harness, LONG};
 use super::support::{Outcome, line, soon};
@@ -50,9 +50,9 @@ async fn bad_names_are_refused_unsent(lab: Arc<dyn Harness>) -> Outcome {
     ];
     for (name, expected) in table {
         assert_eq!(refused(&chaos, &client.mutex(&name).lock().await), expected);
-        let tried = client.mutex(&name).try_lock().await;
+        let tried = client.mutex(&name).try_lock().await.unless_held();
         assert!(matches!(tried, Err(Error::Invalid(_))), "{tried:?}");
-        assert!(client.show(&name).await.is_err());
+        assert!(client.line(&name).await.is_err());
     }
     Ok(())
 }
@@ -65,12 +65,12 @@ async fn modes_that_the_store_lacks_are_refused_unsent(lab: Arc<dyn Harness>) ->
     for (has, mode) in modes {
         let before = chaos.calls(Verb::Claim);
         let name = format!("limits:{has}:{mode:?}");
-        match client.claim(&name).mode(mode).acquire().await {
+        match client.request(&name).mode(mode).acquire().await {
             Ok(lease) => {
                 assert!(has, "{mode:?}");
                 assert_eq!(lease.release().await?, Released::Released);
             }
-            Err(Error::Config(Config::Unsupported { engine, .. })) => {
+            Err(Error::Unsupported { engine, .. }) => {
                 assert!(!has && chaos.calls(Verb::Claim) == before, "{mode:?}");
                 assert_eq!(engine, client.info().engine);
             }
@@ -112,7 +112,7 @@ async fn bad_permits_are_refused_unsent(lab: Arc<dyn Harness>) -> Outcome {
     let (client, chaos) = lab.troubled().await?;
     for (take, of) in [(0, 0), (0, 3), (4, 3), (1, 0), (1, u32::MAX), (u32::MAX, u32::MAX)] {
         let mode = Mode::Permits { take, of };
-        let asked = client.claim("limits:permits").mode(mode).acquire().await;
+        let asked = client.request("limits:permits").mode(mode).acquire().await;
         assert_eq!(refused(&chaos, &asked), Invalid::Permits { take, of });
     }
     Ok(())
@@ -122,8 +122,8 @@ async fn bad_holds_are_refused_unsent(lab: Arc<dyn Harness>) -> Outcome {
     let (client, chaos) = lab.troubled().await?;
     for span in [Duration::ZERO, Ttl::MAX + Duration::from_nanos(1)] {
         for mutex in [
-            client.mutex("limits:hold").max_hold(span),
-            client.mutex("limits:hold").hold_at_least(span),
+            client.mutex("limits:hold").options(LockOptions::new().hold_at_most(span)),
+            client.mutex("limits:hold").options(LockOptions::new().hold_at_least(span)),
         ] {
             let invalid = refused(&chaos, &mutex.lock().await);
             assert!(matches!(invalid, Invalid::Setting { .. }), "{invalid:?}");
@@ -171,7 +171,7 @@ async fn extreme_ttls_are_kept(lab: Arc<dyn Harness>) -> Outcome {
     let proven = lab.longest().await?.map_or(Ttl::MAX, |longest| longest / 2);
     assert!(lease.time_left() > proven / 100 * 98, "{:?}", lease.time_left());
     let short = Ttl::MIN.max(lab.ttl_floor());
-    let mutex = client.mutex("limits:short").ttl(short).renew(false);
+    let mutex = client.mutex("limits:short").ttl(short).options(LockOptions::new().renew(false));
     let lease = soon("a grant", mutex.lock()).await??;
     assert!(lease.time_left() < short);
     soon("the loss", lease.lost()).await?;
@@ -182,8 +182,8 @@ async fn fractions_of_a_millisecond_are_not_lost_to_the_holder(lab: Arc<dyn Harn
     let name = "limits:fraction";
     let [one, two] = lab.clients().await?;
     let ttl = lab.brief() + Duration::from_nanos(999_999);
-    let lease = one.mutex(name).ttl(ttl).renew(false).lock().await?;
-    let safe_until = lease.safe_until();
+    let lease = one.mutex(name).ttl(ttl).options(LockOptions::new().renew(false)).lock().await?;
+    let safe_until = lease.deadline();
     // Detached, so that only the store's clock can free it.
     let handle = lease.detach().await?;
     let next = soon("the end of its ttl", two.mutex(name).ttl(lab.long().await?).lock()).await??;

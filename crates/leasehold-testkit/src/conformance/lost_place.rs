@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use leasehold::claim::{Claim, Mode, Released, Standing};
 use leasehold::engine::{Engine, Query, Wake};
+use leasehold::layer::chaos::{Chaos, Trouble, Verb};
 use leasehold::{Client, Error, Request, Result};
 
 use super::crowd::{Crowd, Size};
@@ -33,6 +34,8 @@ super::cases! {
     waiters_that_read_late_that_they_stand_at_places_that_are_gone_are_not_granted_by_that:
         ttl_per_claim & detach & fifo => proxied,
     heartbeat_answered_late_says_nothing_of_the_next_place: detach & fifo => proxied,
+    // On Redlock no other client can take a waiting claim out of the line.
+    heartbeat_whose_answer_is_held_back_keeps_no_later_place: waits_by_token & detach & fifo,
     // Without an order of arrival, as in Redlock, and where a place is a connection's, as with
     // advisory locks, a claim that comes back may be granted before others.
     claim_asked_for_again_when_its_patience_ends_is_granted_no_place_that_is_gone:
@@ -93,7 +96,7 @@ impl Scene {
         name: &'static str,
     ) -> std::result::Result<Self, Failure> {
         let near = lab.client().await?;
-        let first = Holding::take(&near.claim(name).ttl(LONG)).await?;
+        let first = Holding::take(&near.request(name).ttl(LONG)).await?;
         let size = Size { processes: 1, tasks: WAITERS };
         let crowd = Crowd::start(far, name, size, ttl(lab))?;
         until_waiting(&near, name, WAITERS).await?;
@@ -114,7 +117,7 @@ impl Scene {
         let (first, released) = first.give_back().await;
         assert_eq!(released?, Released::Released);
         // The store grants it after it has passed over all paused claims.
-        let second = soon("a grant", Holding::take(&near.claim(name).ttl(LONG))).await??;
+        let second = soon("a grant", Holding::take(&near.request(name).ttl(LONG))).await??;
         pause.end(&mut crowd).await?;
         until_waiting(&near, name, WAITERS).await?;
         tokio::time::sleep(SPAN).await;
@@ -216,7 +219,7 @@ async fn late_reading(
     let diary = Arc::<Diary>::default();
     let noted = Forward(network.lab.engine().await?, Some(Arc::clone(&diary)));
     let far = Client::builder().engine(noted)?;
-    let turn = || tokio::spawn(turn(far.claim(name).ttl(TTL)));
+    let turn = || tokio::spawn(turn(far.request(name).ttl(TTL)));
     let waiters: Vec<_> = (0..WAITERS).map(|_| turn()).collect();
     until_waiting(&near, name, WAITERS).await?;
     if is_later {
@@ -228,7 +231,7 @@ async fn late_reading(
     tokio::time::sleep(SPAN / 4).await;
     engine.release(&diary.keys()).await?;
     // This claim is before them when they come back.
-    let request = near.claim(name).ttl(LONG);
+    let request = near.request(name).ttl(LONG);
     let second = tokio::spawn(async move { Holding::take(&request).await });
     until_waiting(&near, name, 1).await?;
     let passed = Instant::now();
@@ -305,6 +308,89 @@ async fn answered_late(
     Ok(answered)
 }
 
+async fn heartbeat_whose_answer_is_held_back_keeps_no_later_place(
+    lab: Arc<dyn Harness>,
+) -> Outcome {
+    for (again, name) in [(Again::Itself, "itself"), (Again::Another, "another")] {
+        held_back_once(&*lab, again, name).await?;
+    }
+    Ok(())
+}
+
+async fn held_back_once(lab: &dyn Harness, again: Again, name: &str) -> Outcome {
+    for number in 0..TRIES {
+        if held_back(lab, again, &format!("lost:held-back:{name}:{number}")).await? {
+            return Ok(());
+        }
+    }
+    Err(Failure::new("no client read an answer that was held back"))
+}
+
+/// The client that makes a claim again after its place is gone.
+#[derive(Debug, Clone, Copy)]
+enum Again {
+    /// The client of the waiter, before it reads the answer to the heartbeat.
+    Itself,
+    /// Another client that has its token. The next heartbeat finds the place.
+    Another,
+}
+
+/// Whether a waiter read the answer to a heartbeat about its first place when it had another one.
+///
+/// The client itself holds the answer back, so a store without a network has the case too. It gives
+/// up an answer after five seconds.
+async fn held_back(
+    lab: &dyn Harness,
+    again: Again,
+    name: &str,
+) -> std::result::Result<bool, Failure> {
+    const TTL: Duration = Duration::from_secs(20);
+    let (engine, near) = (lab.engine().await?, lab.client().await?);
+    let (answers, bells) = (Chaos::default(), Chaos::default());
+    let deaf = bells.trouble(Forward(lab.engine().await?, None));
+    let diary = Arc::<Diary>::default();
+    let noted = Forward(Arc::new(answers.trouble(deaf)), Some(Arc::clone(&diary)));
+    let far = Client::builder().engine(noted)?;
+    let bare = || claim(name, Mode::Exclusive, LONG);
+    let (first, second) = (bare()?, bare()?);
+    let first_fence = holds(&engine.claim(&first).await?);
+    answers.next(Verb::Renew, Trouble::HangAfter, 1);
+    bells.next(Verb::Wait, Trouble::Hang, 1);
+    let waiter = tokio::spawn(turn(far.request(name).ttl(TTL)));
+    soon("a heartbeat", answers.hanging(1)).await?;
+    engine.release(&diary.keys()).await?;
+    engine.release(std::slice::from_ref(&first.key)).await?;
+    let second_fence = holds(&engine.claim(&second).await?);
+    match again {
+        Again::Itself => {
+            // It has heard nothing of all this. It asks because its bell is out of order.
+            bells.heal();
+            diary.until_placed(2).await?;
+        }
+        Again::Another => {
+            for claim in diary.claims() {
+                waits(&engine.claim(&claim).await?);
+            }
+        }
+    }
+    until_waiting(&near, name, 1).await?;
+    let placed = Instant::now();
+    answers.heal();
+    diary.until_placed(2).await?;
+    // The new place is kept by heartbeats as well.
+    diary.until_answered_again().await?;
+    let lines = engine.inspect(&Query::name(second.key.name.clone())).await?.lines;
+    let held = lines.first().and_then(|line| line.held.first());
+    assert_eq!(held.map(|held| held.fence.as_u64()), Some(second_fence));
+    assert!(!waiter.is_finished());
+    bells.heal();
+    engine.release(std::slice::from_ref(&second.key)).await?;
+    let grant = soon("a grant", waiter).await???;
+    assert!(first_fence < second_fence && second_fence < grant.fence(), "fences do not rise");
+    far.close().await?;
+    Ok(diary.read_late(placed))
+}
+
 /// Asks once more if the store was too busy to answer.
 async fn standing(engine: &dyn Engine, asked: &Claim) -> Result<Standing> {
     match engine.claim(asked).await {
@@ -353,14 +439,14 @@ async fn asked_again(
     const STEP: Duration = Duration::from_millis(4);
     let asks = (0..CLAIMS).map(|number| {
         let is_free = number % 2 == 0;
-        let again = Again { near, far, patience: ttl(lab), late: STEP * number, is_free };
+        let again = Late { near, far, patience: ttl(lab), late: STEP * number, is_free };
         again.ask(format!("lost:asked-again:{round}:{number}"))
     });
     futures_util::future::join_all(asks).await
 }
 
 /// A claim that waits, and whose client asks again when its patience is over.
-struct Again<'a> {
+struct Late<'a> {
     near: &'a dyn Engine,
     far: &'a dyn Engine,
     patience: Duration,
@@ -370,7 +456,7 @@ struct Again<'a> {
     is_free: bool,
 }
 
-impl Again<'_> {
+impl Late<'_> {
     /// Asks again; returns whether the case looked at a grant while it lasted.
     async fn ask(self, name: String) -> std::result::Result<bool, Failure> {
         let Self { near, far, patience, late, is_free } = self;
@@ -402,7 +488,7 @@ impl Again<'_> {
         let is_late = again.elapsed() > patience / 2;
         let fence = fence.filter(|_| !is_late);
         if fence.is_some() {
-            assert_eq!(held.map(|held| held.fence), fence, "free: {is_free}");
+            assert_eq!(held.map(|held| held.fence.as_u64()), fence, "free: {is_free}");
         }
         let last_fence = soon("a grant", granted(far, &second)).await??;
         assert!(first_fence < fence.unwrap_or(last_fence), "fences do not rise");

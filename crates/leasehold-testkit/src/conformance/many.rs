@@ -6,7 +6,7 @@ use std::time::Duration;
 use leasehold::claim::{Mode, Standing};
 use leasehold::engine::Query;
 use leasehold::layer::chaos::{Trouble, Verb};
-use leasehold::{Error, Released};
+use leasehold::{Error, Released, UnlessHeld};
 
 use super::harness::{Harness, LONG};
 use super::support::{Outcome, Waiter, claim, line, soon, until_free, until_waiting};
@@ -37,7 +37,7 @@ async fn many_names_are_held_together_and_given_back_together(lab: Arc<dyn Harne
     for name in NAMES {
         let fence = leases.get(name).map(leasehold::Lease::fence);
         assert_eq!(fence, Some(line(&two, name).await?.held[0].fence));
-        assert!(two.mutex(name).try_lock().await?.is_none());
+        assert!(two.mutex(name).try_lock().await.unless_held()?.is_none());
     }
     leases.release().await?;
     for name in NAMES {
@@ -50,13 +50,13 @@ async fn many_names_are_refused_when_one_is_held(lab: Arc<dyn Harness>) -> Outco
     let [one, two] = lab.clients().await?;
     for held in NAMES {
         let lease = two.mutex(held).ttl(LONG).lock().await?;
-        assert!(one.mutexes(NAMES).try_lock().await?.is_none());
+        assert!(one.mutexes(NAMES).try_lock().await.unless_held()?.is_none());
         for name in NAMES.iter().filter(|name| **name != held) {
             until_free(&two, name).await?;
         }
         assert_eq!(lease.release().await?, Released::Released);
     }
-    assert!(one.mutexes(NAMES).try_lock().await?.is_some());
+    assert!(one.mutexes(NAMES).try_lock().await.unless_held()?.is_some());
     Ok(())
 }
 
@@ -73,7 +73,7 @@ async fn many_names_are_taken_in_one_exchange(lab: Arc<dyn Harness>) -> Outcome 
 async fn many_names_wait_for_the_one_that_is_held(lab: Arc<dyn Harness>) -> Outcome {
     let [one, two] = lab.clients().await?;
     let lease = two.mutex("many:b").ttl(LONG).lock().await?;
-    let many = one.all(NAMES.map(|name| one.claim(name).ttl(LONG)));
+    let many = one.all(NAMES.map(|name| one.request(name).ttl(LONG)));
     let asked = tokio::spawn(async move { many.lock().await });
     until_waiting(&two, "many:b", 1).await?;
     assert!(!asked.is_finished());
@@ -91,11 +91,14 @@ async fn name_that_is_listed_twice_is_one(lab: Arc<dyn Harness>) -> Outcome {
     let leases = soon("both of them", one.mutexes(twice).lock()).await??;
     assert_eq!(leases.iter().count(), 2);
     leases.release().await?;
-    let modes = [one.claim("many:a"), one.claim("many:a").mode(Mode::Shared)];
-    assert!(matches!(one.all(modes).try_lock().await, Err(Error::Invalid(_))));
+    let modes = [one.request("many:a"), one.request("many:a").mode(Mode::Shared)];
+    assert!(matches!(one.all(modes).try_lock().await.unless_held(), Err(Error::Invalid(_))));
     let none: [&str; 0] = [];
-    assert!(matches!(one.mutexes(none).try_lock().await, Err(Error::Invalid(_))));
-    assert!(matches!(one.mutexes(["many:a", ""]).try_lock().await, Err(Error::Invalid(_))));
+    assert!(matches!(one.mutexes(none).try_lock().await.unless_held(), Err(Error::Invalid(_))));
+    assert!(matches!(
+        one.mutexes(["many:a", ""]).try_lock().await.unless_held(),
+        Err(Error::Invalid(_))
+    ));
     Ok(())
 }
 
@@ -126,7 +129,7 @@ async fn f123_many_names_that_are_given_up_leave_nothing(lab: Arc<dyn Harness>) 
     let [one, two] = lab.clients().await?;
     for held in NAMES {
         let lease = two.mutex(held).ttl(LONG).lock().await?;
-        let many = one.all(NAMES.map(|name| one.claim(name).ttl(LONG)));
+        let many = one.all(NAMES.map(|name| one.request(name).ttl(LONG)));
         let asked = tokio::spawn(async move { many.lock().await.map(drop) });
         until_waiting(&two, held, 1).await?;
         asked.abort();
@@ -142,7 +145,7 @@ async fn f123_many_names_that_are_given_up_leave_nothing(lab: Arc<dyn Harness>) 
 async fn f123_many_names_that_fail_half_way_leave_nothing(lab: Arc<dyn Harness>) -> Outcome {
     let [one, two] = lab.clients().await?;
     let lease = two.mutex("many:c").ttl(LONG).lock().await?;
-    let many = one.all(NAMES.map(|name| one.claim(name).ttl(LONG)));
+    let many = one.all(NAMES.map(|name| one.request(name).ttl(LONG)));
     let asked = tokio::spawn(async move { many.lock().await });
     until_waiting(&two, "many:c", 1).await?;
     one.close().await?;
@@ -180,7 +183,7 @@ async fn many_claims_are_safe_to_repeat(lab: Arc<dyn Harness>) -> Outcome {
     let two = lab.client().await?;
     one.mutex("many:warm").lock().await?.release().await?;
     chaos.next(Verb::Claim, Trouble::LoseAnswer, 1);
-    let many = one.all(NAMES.map(|name| one.claim(name).ttl(LONG)));
+    let many = one.all(NAMES.map(|name| one.request(name).ttl(LONG)));
     let leases = soon("all of them", many.lock()).await??;
     for lease in &leases {
         let line = line(&two, lease.name().as_str()).await?;
@@ -193,16 +196,17 @@ async fn many_claims_are_safe_to_repeat(lab: Arc<dyn Harness>) -> Outcome {
 
 async fn many_names_in_several_modes(lab: Arc<dyn Harness>) -> Outcome {
     let [one, two] = lab.clients().await?;
-    let both = [one.claim("many:a").mode(Mode::Shared).ttl(LONG), one.claim("many:b").ttl(LONG)];
+    let both =
+        [one.request("many:a").mode(Mode::Shared).ttl(LONG), one.request("many:b").ttl(LONG)];
     let leases = one.all(both).lock().await?;
-    let reader = two.claim("many:a").mode(Mode::Shared).try_acquire().await?;
+    let reader = two.request("many:a").mode(Mode::Shared).try_acquire().await.unless_held()?;
     assert!(reader.is_some(), "readers share");
-    let mut writer = Waiter::start(two.claim("many:a").ttl(LONG));
+    let mut writer = Waiter::start(two.request("many:a").ttl(LONG));
     until_waiting(&two, "many:a", 1).await?;
     leases.release().await?;
     drop(reader);
     writer.served().await?;
-    assert!(two.mutex("many:b").lock_within(Duration::from_secs(5)).await?.is_some());
+    assert!(two.mutex("many:b").lock_within(Duration::from_secs(5)).await.unless_held()?.is_some());
     Ok(())
 }
 
@@ -214,6 +218,7 @@ async fn many_names_of_a_silent_store_are_not_waited_for_past_the_limit(
     chaos.next(Verb::Claim, Trouble::Hang, 1);
     let many = one.mutexes(NAMES);
     let asked = soon("an answer", many.lock_within(Duration::from_millis(50))).await?;
+    let asked = asked.unless_held();
     assert!(matches!(asked, Err(Error::Unreachable { .. })), "{asked:?}");
     chaos.heal();
     Ok(())

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use leasehold::engine::{Engine, Eviction, HolderMessage};
 use leasehold::layer::chaos::{Trouble, Verb};
-use leasehold::{Error, Holder, Lease, LostCause, Mode, Name, Released, Result};
+use leasehold::{Error, Holder, Lease, LostCause, Mode, Name, Released, Result, UnlessHeld};
 
 use super::Can;
 use super::harness::{Harness, LONG};
@@ -48,17 +48,17 @@ impl Renewals {
     }
 }
 
-fn eviction(lease: &Lease, fence: u64) -> Eviction {
+fn eviction(lease: &Lease, fence: impl Into<u64>) -> Eviction {
     Eviction {
         name: lease.name().clone(),
-        fences: vec![fence],
+        fences: vec![fence.into()],
         unreadable: false,
         by: Holder::fresh(),
         reason: "forged".into(),
     }
 }
 
-fn message(lease: &Lease, fence: u64) -> HolderMessage {
+fn message(lease: &Lease, fence: impl Into<u64>) -> HolderMessage {
     HolderMessage::of_eviction(&eviction(lease, fence)).remove(0)
 }
 
@@ -98,14 +98,14 @@ async fn is_told(lab: &dyn Harness, lease: &Lease, by: &str, reason: &str) -> Ou
 async fn evicted_holder_hears_the_reason_before_its_next_renewal(lab: Arc<dyn Harness>) -> Outcome {
     let name = "messages:reason";
     let [one, admin] = lab.clients().await?;
-    let lease = one.mutex(name).ttl(LONG).try_lock().await?.expect("it is free");
+    let lease = one.mutex(name).ttl(LONG).try_lock().await.unless_held()?.expect("it is free");
     until_heard(&*lab, &lease).await?;
-    admin.force_release(name, "host db3 is gone").await?;
+    admin.admin().force_release(name, "host db3 is gone").await?;
     is_told(&*lab, &lease, admin.holder().label(), "host db3 is gone").await?;
     until("the loss to be counted", async || Ok(one.stats().lost == 1)).await?;
     // One that was taken after the client began to listen, and one that waited.
     let lease = one.mutex(name).ttl(LONG).lock().await?;
-    admin.force_release(name, "again").await?;
+    admin.admin().force_release(name, "again").await?;
     is_told(&*lab, &lease, admin.holder().label(), "again").await
 }
 
@@ -116,18 +116,18 @@ async fn holder_of_an_adopted_lease_hears_that_it_is_evicted(lab: Arc<dyn Harnes
     let handle = lease.detach().await?;
     let lease = two.adopt(&handle).await?;
     until_heard(&*lab, &lease).await?;
-    admin.force_release(name, "stuck").await?;
+    admin.admin().force_release(name, "stuck").await?;
     is_told(&*lab, &lease, admin.holder().label(), "stuck").await
 }
 
 async fn evicted_reader_hears_and_the_other_reader_stays(lab: Arc<dyn Harness>) -> Outcome {
     let name = "messages:readers";
     let [one, two, admin] = lab.clients().await?;
-    let first = one.claim(name).mode(Mode::Shared).ttl(LONG).acquire().await?;
-    let second = two.claim(name).mode(Mode::Shared).ttl(LONG).acquire().await?;
+    let first = one.request(name).mode(Mode::Shared).ttl(LONG).acquire().await?;
+    let second = two.request(name).mode(Mode::Shared).ttl(LONG).acquire().await?;
     until_heard(&*lab, &first).await?;
     until_heard(&*lab, &second).await?;
-    admin.force_release_fences(name, &[first.fence()], "stuck").await?;
+    admin.admin().force_release_fences(name, &[first.fence()], "stuck").await?;
     is_told(&*lab, &first, admin.holder().label(), "stuck").await?;
     assert!(second.is_held());
     assert_eq!(line(&admin, name).await?.held[0].fence, second.fence());
@@ -152,7 +152,7 @@ async fn message_about_another_lease_explains_nothing(lab: Arc<dyn Harness>) -> 
     let other = client.mutex("messages:fence:other").ttl(LONG).lock().await?;
     let engine = lab.engine().await?;
     until_heard(&*lab, &other).await?;
-    send(&engine, &message(&lease, lease.fence() + 1)).await?;
+    send(&engine, &message(&lease, lease.fence().as_u64() + 1)).await?;
     let mut of_another_name = message(&lease, lease.fence());
     of_another_name.name = Name::new("messages:fence:another")?;
     send(&engine, &of_another_name).await?;
@@ -175,7 +175,7 @@ async fn reconnected_holder_looks_at_its_leases(lab: Arc<dyn Harness>) -> Outcom
     until_heard(&*lab, &lease).await?;
     far.cut().await?;
     // The message goes out while nobody can hear it.
-    admin.force_release(name, "stuck").await?;
+    admin.admin().force_release(name, "stuck").await?;
     far.restore().await?;
     let cause = soon("the loss", lease.lost()).await?;
     assert!(matches!(cause, LostCause::Removed | LostCause::Evicted { .. }), "{cause:?}");
@@ -188,7 +188,7 @@ async fn holder_that_is_asked_gives_the_lease_back_in_time(lab: Arc<dyn Harness>
     let lease = one.mutex(name).ttl(LONG).lock().await?;
     let fence = lease.fence();
     let label = admin.holder().label().to_owned();
-    let asking = tokio::spawn(async move { admin.revoke(name, LONG, "maintenance").await });
+    let asking = tokio::spawn(async move { admin.admin().revoke(name, LONG, "maintenance").await });
     let asked = soon("the request", lease.revoke_requested()).await?;
     assert_eq!((asked.by.as_str(), asked.reason.as_str()), (label.as_str(), "maintenance"));
     assert!(asked.time_left <= LONG);
@@ -196,7 +196,7 @@ async fn holder_that_is_asked_gives_the_lease_back_in_time(lab: Arc<dyn Harness>
     assert_eq!(lease.release().await?, Released::Released);
     let evicted = soon("the end of the order", asking).await???;
     assert!(evicted.is_empty(), "{evicted:?}");
-    let next = one.mutex(name).try_lock().await?.expect("it is free");
+    let next = one.mutex(name).try_lock().await.unless_held()?.expect("it is free");
     assert!(next.fence() > fence);
     assert_eq!(one.stats().lost, 0);
     Ok(())
@@ -208,10 +208,10 @@ async fn holder_that_does_not_answer_a_request_is_evicted_at_its_end(
     let name = "messages:deaf";
     let [one, two, admin] = lab.clients().await?;
     let lease = one.mutex(name).ttl(LONG).lock().await?;
-    let mut waiter = Waiter::queue(&admin, name, two.claim(name).ttl(LONG), 0).await?;
+    let mut waiter = Waiter::queue(&admin, name, two.request(name).ttl(LONG), 0).await?;
     until_heard(&*lab, &lease).await?;
     let within = Duration::from_millis(500);
-    let evicted = soon("the order", admin.revoke(name, within, "maintenance")).await??;
+    let evicted = soon("the order", admin.admin().revoke(name, within, "maintenance")).await??;
     assert_eq!(evicted, [one.holder().clone()]);
     let asked = soon("the request", lease.revoke_requested()).await?;
     assert_eq!(asked.reason, "maintenance");
@@ -234,7 +234,7 @@ async fn holder_hears_although_the_answer_of_a_renewal_crosses_the_message(
     let engine = lab.engine().await?;
     send(&engine, &message(&lease, lease.fence())).await?;
     soon("a renewal", chaos.hanging(1)).await?;
-    admin.force_release(name, "stuck").await?;
+    admin.admin().force_release(name, "stuck").await?;
     // The client has the message when it has one for another lease that was sent later.
     let other = one.mutex("messages:cross:other").ttl(LONG).lock().await?;
     until_heard(&*lab, &other).await?;

@@ -39,6 +39,7 @@ mod partition;
 mod permits;
 mod rate;
 mod reentry;
+mod refusal;
 mod release;
 mod rwlock;
 mod shared;
@@ -121,6 +122,7 @@ const GROUPS: &[&[Case]] = &[
     permits::CASES,
     rate::CASES,
     reentry::CASES,
+    refusal::CASES,
     release::CASES,
     rwlock::CASES,
     shared::CASES,

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use leasehold::engine::Query;
-use leasehold::{Lease, Name};
+use leasehold::{Lease, Name, UnlessHeld};
 
 use super::harness::{Harness, LONG};
 use super::support::{Outcome, line};
@@ -98,21 +98,21 @@ async fn names_never_share_state(lab: Arc<dyn Harness>) -> Outcome {
     let [one, two] = lab.clients().await?;
     let mut leases: Vec<Lease> = Vec::new();
     for name in ODD {
-        let lease = one.mutex(name).ttl(LONG).try_lock().await?;
+        let lease = one.mutex(name).ttl(LONG).try_lock().await.unless_held()?;
         leases.push(lease.unwrap_or_else(|| panic!("{name:?} was taken by another name")));
     }
     let mut expected: Vec<Name> = ODD.iter().map(Name::new).collect::<Result<_, _>>()?;
     expected.sort();
-    let page = one.inspect(&Query::all()).await?;
+    let page = one.admin().inspect(&Query::all()).await?;
     let seen: Vec<Name> = page.lines.into_iter().map(|line| line.name).collect();
     assert_eq!(seen, expected);
     while let Some(lease) = leases.pop() {
         let name = lease.name().clone();
         lease.release().await?;
-        let again = two.mutex(&name).ttl(LONG).try_lock().await?;
+        let again = two.mutex(&name).ttl(LONG).try_lock().await.unless_held()?;
         assert!(again.is_some(), "{name:?} was not freed by its own release");
         if let Some(before) = leases.last() {
-            let taken = two.mutex(before.name()).try_lock().await?;
+            let taken = two.mutex(before.name()).try_lock().await.unless_held()?;
             assert!(taken.is_none(), "{:?} was freed by another name", before.name());
         }
     }
@@ -126,7 +126,15 @@ async fn longest_names_are_kept_whole(lab: Arc<dyn Harness>) -> Outcome {
     let names = [stem.clone(), format!("{stem}1"), format!("{stem}2"), wide];
     let mut leases = Vec::new();
     for name in &names {
-        leases.push(client.mutex(name).ttl(LONG).try_lock().await?.expect("a name of its own"));
+        leases.push(
+            client
+                .mutex(name)
+                .ttl(LONG)
+                .try_lock()
+                .await
+                .unless_held()?
+                .expect("a name of its own"),
+        );
         assert_eq!(line(&client, name).await?.name.as_str(), name);
     }
     Ok(())
@@ -135,9 +143,9 @@ async fn longest_names_are_kept_whole(lab: Arc<dyn Harness>) -> Outcome {
 async fn common_text_of_names_is_kept_apart(lab: Arc<dyn Harness>) -> Outcome {
     let [one, two] = lab.clients().await?;
     let long = one.mutex("names:ab").ttl(LONG).lock().await?;
-    assert!(two.mutex("names:a").ttl(LONG).try_lock().await?.is_some());
-    assert!(two.mutex("names:abc").ttl(LONG).try_lock().await?.is_some());
+    assert!(two.mutex("names:a").ttl(LONG).try_lock().await.unless_held()?.is_some());
+    assert!(two.mutex("names:abc").ttl(LONG).try_lock().await.unless_held()?.is_some());
     assert_eq!(long.release().await?, leasehold::Released::Released);
-    assert!(two.mutex("names:ab").try_lock().await?.is_some());
+    assert!(two.mutex("names:ab").try_lock().await.unless_held()?.is_some());
     Ok(())
 }

@@ -41,7 +41,7 @@ async fn skipped(once: &Once) -> Case<LastRun> {
 
 /// Removes the record of a run, so that the case leaves nothing.
 async fn clear(client: &Client, name: &str) -> Outcome {
-    client.force_release(name, "the case is over").await?;
+    client.admin().force_release(name, "the case is over").await?;
     until_free(client, name).await
 }
 
@@ -187,7 +187,7 @@ async fn periods_that_cannot_be_are_refused(lab: Arc<dyn Harness>) -> Outcome {
     assert!(matches!(short, Err(Error::Invalid(Invalid::PeriodTooShort { .. }))), "{short:?}");
     let long = ask(Once::EVERY_MAX + Duration::from_secs(1)).await;
     assert!(matches!(long, Err(Error::Invalid(Invalid::PeriodTooLong { .. }))), "{long:?}");
-    assert!(client.show("once:bad").await?.is_none());
+    assert!(client.line("once:bad").await?.is_none());
     Ok(())
 }
 
@@ -227,7 +227,7 @@ async fn name_in_use_as_a_lock_is_refused_and_not_skipped(lab: Arc<dyn Harness>)
     let [one, two] = lab.clients().await?;
     let once = two.once(name, long);
     for mode in [Mode::Exclusive, Mode::Shared] {
-        let lease = one.claim(name).mode(mode).acquire().await?;
+        let lease = one.request(name).mode(mode).acquire().await?;
         let ran = once.run(async |_| Ok::<(), String>(())).await;
         let is_told =
             matches!(ran, Err(Error::Mismatch { in_force: Kind::Lock, asked: Kind::Once, .. }));

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use leasehold::layer::chaos::{Trouble, Verb};
-use leasehold::{Lease, LeaseState, Mode, Released};
+use leasehold::{Lease, LeaseState, Mode, Released, UnlessHeld};
 
 use super::harness::{Harness, LONG};
 use super::support::{Outcome, Waiter, claim, line, soon, until, until_waiting};
@@ -53,9 +53,9 @@ async fn released_name_goes_to_the_line_not_to_a_passer_by(lab: Arc<dyn Harness>
     let name = "order:passer-by";
     let [one, two, three] = lab.clients().await?;
     let lease = one.mutex(name).ttl(LONG).lock().await?;
-    let mut waiter = Waiter::queue(&one, name, two.claim(name).ttl(LONG), 0).await?;
+    let mut waiter = Waiter::queue(&one, name, two.request(name).ttl(LONG), 0).await?;
     lease.release().await?;
-    assert!(three.mutex(name).try_lock().await?.is_none(), "the line has it already");
+    assert!(three.mutex(name).try_lock().await.unless_held()?.is_none(), "the line has it already");
     waiter.served().await?;
     Ok(())
 }
@@ -67,7 +67,7 @@ async fn release_wakes_the_next_by_its_bell(lab: Arc<dyn Harness>) -> Outcome {
     let lease = one.mutex(name).ttl(LONG).lock().await?;
     // Without heartbeats nothing but the bell can bring the waiter back before the ttl.
     chaos.next(Verb::Renew, Trouble::Refuse, u32::MAX);
-    let mut waiter = Waiter::queue(&one, name, two.claim(name).ttl(LONG), 0).await?;
+    let mut waiter = Waiter::queue(&one, name, two.request(name).ttl(LONG), 0).await?;
     assert_eq!(chaos.calls(Verb::Claim), 1, "waiting is not asking");
     lease.release().await?;
     waiter.served().await?;
@@ -81,7 +81,7 @@ async fn f110_lost_bell_is_repaired_by_the_heartbeat(lab: Arc<dyn Harness>) -> O
     let (two, chaos) = lab.troubled().await?;
     let lease = one.mutex(name).ttl(LONG).lock().await?;
     chaos.next(Verb::Wait, Trouble::Hang, u32::MAX);
-    let mut waiter = Waiter::queue(&one, name, two.claim(name).ttl(LONG), 0).await?;
+    let mut waiter = Waiter::queue(&one, name, two.request(name).ttl(LONG), 0).await?;
     soon("the wait that hears nothing", chaos.hanging(1)).await?;
     lease.release().await?;
     waiter.served().await?;
@@ -94,7 +94,7 @@ async fn failed_wait_does_not_end_the_waiting(lab: Arc<dyn Harness>) -> Outcome 
     let (two, chaos) = lab.troubled().await?;
     let lease = one.mutex(name).ttl(LONG).lock().await?;
     chaos.next(Verb::Wait, Trouble::Refuse, 1);
-    let mut waiter = Waiter::start(two.claim(name).ttl(LONG));
+    let mut waiter = Waiter::start(two.request(name).ttl(LONG));
     until("the waiter to wait again", async || Ok(chaos.calls(Verb::Wait) >= 2)).await?;
     assert!(waiter.is_waiting());
     until_waiting(&one, name, 1).await?;
@@ -111,7 +111,7 @@ async fn late_answer_to_a_heartbeat_does_not_lose_the_lease(lab: Arc<dyn Harness
     // The store answers the heartbeat with "in line", and then hands the name over. The answer
     // arrives after the grant, and says nothing about it.
     chaos.next(Verb::Renew, Trouble::HangAfter, 1);
-    let mut waiter = Waiter::queue(&one, name, two.claim(name).ttl(LONG), 0).await?;
+    let mut waiter = Waiter::queue(&one, name, two.request(name).ttl(LONG), 0).await?;
     soon("a heartbeat to hang", chaos.hanging(1)).await?;
     lease.release().await?;
     let lease = waiter.granted().await?;
@@ -132,7 +132,7 @@ async fn one_release_wakes_no_herd(lab: Arc<dyn Harness>) -> Outcome {
     let (sender, mut granted) = tokio::sync::mpsc::channel::<Lease>(WAITERS);
     let mut waiters = tokio::task::JoinSet::new();
     for _ in 0..WAITERS {
-        let (request, sender) = (crowd.claim(name).ttl(LONG), sender.clone());
+        let (request, sender) = (crowd.request(name).ttl(LONG), sender.clone());
         waiters.spawn(async move {
             let lease = request.acquire().await.expect("a grant in its turn");
             sender.send(lease).await.expect("the case receives every lease");
@@ -157,8 +157,8 @@ async fn f117_order_survives_a_cut_connection(lab: Arc<dyn Harness>) -> Outcome 
     let three = lab.client().await?;
     let lease = one.mutex(name).ttl(LONG).lock().await?;
     chaos.next(Verb::Claim, Trouble::LoseAnswer, 1);
-    let mut first = Waiter::queue(&one, name, two.claim(name).ttl(LONG), 0).await?;
-    let mut second = Waiter::queue(&one, name, three.claim(name).ttl(LONG), 1).await?;
+    let mut first = Waiter::queue(&one, name, two.request(name).ttl(LONG), 0).await?;
+    let mut second = Waiter::queue(&one, name, three.request(name).ttl(LONG), 1).await?;
     let beats = chaos.calls(Verb::Renew);
     chaos.next(Verb::Renew, Trouble::LoseAnswer, 1);
     chaos.next(Verb::Renew, Trouble::Refuse, 1);
@@ -179,9 +179,9 @@ async fn waiter_keeps_its_place_past_its_patience(lab: Arc<dyn Harness>) -> Outc
     let three = lab.client().await?;
     let lease = one.mutex(name).ttl(LONG).lock().await?;
     let patience = lab.steady();
-    let mut first = Waiter::queue(&one, name, two.claim(name).ttl(patience), 0).await?;
+    let mut first = Waiter::queue(&one, name, two.request(name).ttl(patience), 0).await?;
     let fence = line(&one, name).await?.waiting[0].fence;
-    let mut second = Waiter::queue(&one, name, three.claim(name).ttl(LONG), 1).await?;
+    let mut second = Waiter::queue(&one, name, three.request(name).ttl(LONG), 1).await?;
     let begun = Instant::now();
     until("heartbeats beyond the patience", async || {
         Ok(begun.elapsed() > patience * 3 / 2 && chaos.calls(Verb::Renew) >= 2)
@@ -201,8 +201,8 @@ async fn expiry_of_the_holder_grants_the_first_in_line(lab: Arc<dyn Harness>) ->
     let engine = lab.engine().await?;
     let dead = claim(name, Mode::Exclusive, lab.steady() * 2)?;
     engine.claim(&dead).await?;
-    let mut first = Waiter::queue(&one, name, two.claim(name).ttl(LONG), 0).await?;
-    let second = Waiter::queue(&one, name, three.claim(name).ttl(LONG), 1).await?;
+    let mut first = Waiter::queue(&one, name, two.request(name).ttl(LONG), 0).await?;
+    let second = Waiter::queue(&one, name, three.request(name).ttl(LONG), 1).await?;
     let lease = first.granted().await?;
     assert!(second.is_waiting());
     assert_eq!(lease.state(), LeaseState::Held);

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use leasehold::clock::{Clock, SystemClock};
 use leasehold::layer::chaos::{Trouble, Verb};
-use leasehold::{LeaseState, LostCause, Released};
+use leasehold::{LeaseState, LostCause, Released, UnlessHeld};
 
 use super::harness::{Harness, LONG};
 use super::support::{Outcome, Waiter, line, soon, until};
@@ -26,7 +26,7 @@ async fn transient_renewal_failures_keep_the_lease(lab: Arc<dyn Harness>) -> Out
     let name = "partition:transient";
     let (one, chaos) = lab.troubled().await?;
     let two = lab.client().await?;
-    let lease = one.mutex(name).ttl(lab.steady()).lock().await?;
+    let lease = one.mutex(name).ttl(lab.steady() * 2).lock().await?;
     let fence = lease.fence();
     let begun = Instant::now();
     for _ in 0..3 {
@@ -38,7 +38,7 @@ async fn transient_renewal_failures_keep_the_lease(lab: Arc<dyn Harness>) -> Out
         })
         .await?;
     }
-    assert!(two.mutex(name).try_lock().await?.is_none());
+    assert!(two.mutex(name).try_lock().await.unless_held()?.is_none());
     assert_eq!(line(&two, name).await?.held[0].fence, fence);
     assert_eq!(lease.release().await?, Released::Released);
     Ok(())
@@ -53,11 +53,11 @@ async fn uncertain_until_healed(lab: &dyn Harness, name: &str, trouble: Trouble)
     until("an uncertain lease", async || Ok(lease.state() != LeaseState::Held)).await?;
     assert_eq!(lease.state(), LeaseState::Uncertain);
     assert!(lease.is_held() && !lease.time_left().is_zero());
-    let before = lease.safe_until();
+    let before = lease.deadline();
     chaos.heal();
     until("a certain lease", async || Ok(lease.state() != LeaseState::Uncertain)).await?;
     assert_eq!(lease.state(), LeaseState::Held);
-    assert!(lease.safe_until() > before);
+    assert!(lease.deadline() > before);
     assert_eq!(lease.release().await?, Released::Released);
     Ok(())
 }
@@ -82,10 +82,10 @@ async fn cut_off_holder_is_lost_before_the_next_grant(lab: Arc<dyn Harness>) -> 
     for verb in [Verb::Claim, Verb::Wait, Verb::Renew, Verb::Release] {
         chaos.next(verb, Trouble::Refuse, u32::MAX);
     }
-    let mut waiter = Waiter::queue(&two, name, two.claim(name).ttl(LONG), 0).await?;
+    let mut waiter = Waiter::queue(&two, name, two.request(name).ttl(LONG), 0).await?;
     let next = waiter.granted().await?;
     assert_eq!(lease.state(), LeaseState::Lost, "two hold at once");
-    assert!(lease.safe_until() < SystemClock.now());
+    assert!(lease.deadline() < SystemClock.now());
     assert_eq!(soon("the loss", lease.lost()).await?, LostCause::Unreachable);
     assert!(next.fence() > lease.fence());
     chaos.heal();
@@ -103,7 +103,7 @@ async fn silent_store_loses_the_lease_in_time(lab: Arc<dyn Harness>) -> Outcome 
     let delay = SchedulerDelay::watch();
     let lease = client.mutex("partition:silent").ttl(ttl).lock().await?;
     assert_eq!(soon("the loss", lease.lost()).await?, LostCause::Unreachable);
-    let late = SystemClock.now().since(lease.safe_until());
+    let late = SystemClock.now().since(lease.deadline());
     // The keeper's thread wakes, then the thread that waits for the loss.
     let bound = delay.bound(Duration::from_millis(250), 2);
     assert!(late < bound, "the holder learnt {late:?} too late, more than {bound:?}");
@@ -115,7 +115,7 @@ async fn state_is_never_held_after_safe_until(lab: Arc<dyn Harness>) -> Outcome 
     let (client, chaos) = lab.troubled().await?;
     chaos.next(Verb::Renew, Trouble::Refuse, u32::MAX);
     let lease = client.mutex("partition:honest").ttl(lab.brief()).lock().await?;
-    let safe_until = lease.safe_until();
+    let safe_until = lease.deadline();
     loop {
         let now = SystemClock.now();
         let (state, left) = (lease.state(), lease.time_left());
@@ -124,7 +124,7 @@ async fn state_is_never_held_after_safe_until(lab: Arc<dyn Harness>) -> Outcome 
             assert!(left.is_zero() && !lease.is_held());
             break;
         }
-        assert_eq!(lease.safe_until(), safe_until, "no renewal came through");
+        assert_eq!(lease.deadline(), safe_until, "no renewal came through");
         tokio::task::yield_now().await;
     }
     soon("the loss", lease.lost()).await?;
@@ -156,8 +156,8 @@ async fn lost_renewal_answer_is_harmless(lab: Arc<dyn Harness>) -> Outcome {
     let (client, chaos) = lab.troubled().await?;
     chaos.next(Verb::Renew, Trouble::LoseAnswer, 1);
     let lease = client.mutex("partition:answer").ttl(lab.steady()).lock().await?;
-    let before = lease.safe_until();
-    until("a renewal after the lost one", async || Ok(lease.safe_until() > before)).await?;
+    let before = lease.deadline();
+    until("a renewal after the lost one", async || Ok(lease.deadline() > before)).await?;
     assert!(chaos.calls(Verb::Renew) >= 2);
     assert_eq!(lease.state(), LeaseState::Held);
     assert_eq!(lease.release().await?, Released::Released);

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use leasehold::claim::Standing;
 use leasehold::error::Kind;
-use leasehold::{Client, Error, Mode, Released, Request};
+use leasehold::{Client, Error, Mode, Released, Request, UnlessHeld};
 
 use super::harness::{Harness, LONG};
 use super::support::{Outcome, Waiter, claim, line, soon, until};
@@ -23,7 +23,7 @@ super::cases! {
 }
 
 fn permits(client: &Client, name: &str, take: u32, of: u32) -> Request {
-    client.claim(name).mode(Mode::Permits { take, of }).ttl(LONG)
+    client.request(name).mode(Mode::Permits { take, of }).ttl(LONG)
 }
 
 async fn never_more_permits_than_the_limit(lab: Arc<dyn Harness>) -> Outcome {
@@ -57,12 +57,12 @@ async fn permits_are_refused_beyond_the_limit(lab: Arc<dyn Harness>) -> Outcome 
     let name = "permits:refused";
     let [one, two] = lab.clients().await?;
     let first = permits(&one, name, 2, 3).acquire().await?;
-    assert!(permits(&two, name, 2, 3).try_acquire().await?.is_none());
-    let second = permits(&two, name, 1, 3).try_acquire().await?.expect("one is left");
-    assert!(permits(&two, name, 1, 3).try_acquire().await?.is_none());
+    assert!(permits(&two, name, 2, 3).try_acquire().await.unless_held()?.is_none());
+    let second = permits(&two, name, 1, 3).try_acquire().await.unless_held()?.expect("one is left");
+    assert!(permits(&two, name, 1, 3).try_acquire().await.unless_held()?.is_none());
     assert!(second.fence() > first.fence());
     first.release().await?;
-    assert!(permits(&one, name, 2, 3).try_acquire().await?.is_some());
+    assert!(permits(&one, name, 2, 3).try_acquire().await.unless_held()?.is_some());
     Ok(())
 }
 
@@ -73,7 +73,10 @@ async fn large_request_is_not_overtaken_by_small_ones(lab: Arc<dyn Harness>) -> 
     let second = permits(&one, name, 1, 4).acquire().await?;
     let mut large = Waiter::queue(&one, name, permits(&two, name, 3, 4), 0).await?;
     let mut small = Waiter::queue(&one, name, permits(&three, name, 1, 4), 1).await?;
-    assert!(permits(&three, name, 1, 4).try_acquire().await?.is_none(), "others wait");
+    assert!(
+        permits(&three, name, 1, 4).try_acquire().await.unless_held()?.is_none(),
+        "others wait"
+    );
     second.release().await?;
     assert!(large.is_waiting() && small.is_waiting(), "two are free, three are wanted");
     first.release().await?;
@@ -117,7 +120,7 @@ async fn other_limit_is_refused_and_changes_nothing(lab: Arc<dyn Harness>) -> Ou
     let seen = line(&one, name).await?;
     assert_eq!((seen.held.len(), seen.waiting.len()), (1, 0));
     assert_eq!(seen.kind, Kind::Permits { of: 4 });
-    assert!(permits(&two, name, 3, 4).try_acquire().await?.is_some());
+    assert!(permits(&two, name, 3, 4).try_acquire().await.unless_held()?.is_some());
     assert!(lease.is_held());
     Ok(())
 }
@@ -125,10 +128,10 @@ async fn other_limit_is_refused_and_changes_nothing(lab: Arc<dyn Harness>) -> Ou
 async fn lock_and_permits_do_not_mix(lab: Arc<dyn Harness>) -> Outcome {
     let [one, two] = lab.clients().await?;
     let lease = permits(&one, "permits:mix", 1, 4).acquire().await?;
-    let asked = two.mutex("permits:mix").try_lock().await;
+    let asked = two.mutex("permits:mix").try_lock().await.unless_held();
     assert!(matches!(asked, Err(Error::Mismatch { asked: Kind::Lock, .. })), "{asked:?}");
     let lock = one.mutex("permits:lock").ttl(LONG).lock().await?;
-    let asked = permits(&two, "permits:lock", 1, 1).try_acquire().await;
+    let asked = permits(&two, "permits:lock", 1, 1).try_acquire().await.unless_held();
     assert!(matches!(asked, Err(Error::Mismatch { in_force: Kind::Lock, .. })), "{asked:?}");
     assert!(lease.is_held() && lock.is_held());
     Ok(())
@@ -140,10 +143,11 @@ async fn other_limit_is_taken_once_nobody_is_in_line(lab: Arc<dyn Harness>) -> O
     let lease = permits(&client, name, 1, 4).acquire().await?;
     let fence = lease.fence();
     lease.release().await?;
-    let lease = permits(&client, name, 2, 2).try_acquire().await?.expect("nobody is in line");
+    let lease =
+        permits(&client, name, 2, 2).try_acquire().await.unless_held()?.expect("nobody is in line");
     assert!(lease.fence() > fence);
     lease.release().await?;
-    assert!(client.mutex(name).try_lock().await?.is_some());
+    assert!(client.mutex(name).try_lock().await.unless_held()?.is_some());
     Ok(())
 }
 
@@ -156,7 +160,7 @@ async fn permits_of_an_expired_holder_come_back(lab: Arc<dyn Harness>) -> Outcom
     let one_left = permits(&one, name, 1, 3).acquire().await?;
     let back = soon("the permits", permits(&two, name, 2, 3).acquire()).await??;
     assert!(one_left.is_held() && back.is_held());
-    assert!(permits(&two, name, 1, 3).try_acquire().await?.is_none());
+    assert!(permits(&two, name, 1, 3).try_acquire().await.unless_held()?.is_none());
     Ok(())
 }
 
@@ -172,11 +176,15 @@ async fn permit_released_twice_is_freed_once(lab: Arc<dyn Harness>) -> Outcome {
     let keys = [one.key];
     assert_eq!(engine.release(&keys).await?, [Released::Released]);
     assert_ne!(engine.release(&keys).await?, [Released::Released]);
-    let lease = permits(&client, name, 1, 2).try_acquire().await?.expect("one came back");
+    let lease =
+        permits(&client, name, 1, 2).try_acquire().await.unless_held()?.expect("one came back");
     assert_ne!(engine.release(&keys).await?, [Released::Released]);
-    assert!(permits(&client, name, 1, 2).try_acquire().await?.is_none(), "and not two");
+    assert!(
+        permits(&client, name, 1, 2).try_acquire().await.unless_held()?.is_none(),
+        "and not two"
+    );
     until("both leases still there", async || {
-        Ok(client.show(name).await?.is_some_and(|line| line.held.len() == 2))
+        Ok(client.line(name).await?.is_some_and(|line| line.held.len() == 2))
     })
     .await?;
     lease.release().await?;

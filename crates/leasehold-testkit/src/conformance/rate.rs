@@ -154,6 +154,6 @@ async fn rates_and_periods_that_cannot_be_are_refused(lab: Arc<dyn Harness>) -> 
     }
     let asked = client.rate_limiter(name, 1, Duration::from_secs(86_401)).try_acquire().await;
     assert!(matches!(asked, Err(Error::Invalid(Invalid::PeriodTooLong { .. }))), "{asked:?}");
-    assert!(client.show(name).await?.is_none());
+    assert!(client.line(name).await?.is_none());
     Ok(())
 }

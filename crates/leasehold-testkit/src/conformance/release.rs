@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use leasehold::claim::{ClaimKey, Mode, Standing, Token};
-use leasehold::{Error, LeaseState, Name, Released};
+use leasehold::{Error, LeaseState, LockOptions, Name, Released, UnlessHeld};
 
 use super::harness::{Harness, LONG};
 use super::support::{Outcome, Waiter, claim, line, renewal, soon, until_free, until_waiting};
@@ -31,13 +31,18 @@ async fn release_says_released(lab: Arc<dyn Harness>) -> Outcome {
     assert_eq!(client.stats().active, 1);
     assert_eq!(lease.release().await?, Released::Released);
     assert_eq!((client.stats().active, client.stats().released), (0, 1));
-    assert!(client.show("release:plain").await?.is_none());
+    assert!(client.line("release:plain").await?.is_none());
     Ok(())
 }
 
 async fn release_after_expiry_says_so(lab: Arc<dyn Harness>) -> Outcome {
     let client = lab.client().await?;
-    let lease = client.mutex("release:late").ttl(lab.brief()).renew(false).lock().await?;
+    let lease = client
+        .mutex("release:late")
+        .ttl(lab.brief())
+        .options(LockOptions::new().renew(false))
+        .lock()
+        .await?;
     soon("the loss", lease.lost()).await?;
     until_free(&client, "release:late").await?;
     assert_eq!(lease.release().await?, Released::AlreadyExpired);
@@ -47,7 +52,8 @@ async fn release_after_expiry_says_so(lab: Arc<dyn Harness>) -> Outcome {
 async fn release_after_expiry_names_the_next_holder(lab: Arc<dyn Harness>) -> Outcome {
     let name = "release:taken";
     let [one, two] = lab.clients().await?;
-    let lease = one.mutex(name).ttl(lab.brief()).renew(false).lock().await?;
+    let lease =
+        one.mutex(name).ttl(lab.brief()).options(LockOptions::new().renew(false)).lock().await?;
     let next = soon("a grant", two.mutex(name).ttl(LONG).lock()).await??;
     assert_eq!(lease.state(), LeaseState::Lost);
     assert_eq!(lease.release().await?, Released::TakenBy(two.holder().clone()));
@@ -64,7 +70,7 @@ async fn second_release_changes_nothing(lab: Arc<dyn Harness>) -> Outcome {
     let keys = [asked.key];
     assert_eq!(engine.release(&keys).await?, [Released::Released]);
     assert_eq!(engine.release(&keys).await?, [Released::AlreadyExpired]);
-    let next = client.mutex(name).ttl(LONG).try_lock().await?.expect("it is free");
+    let next = client.mutex(name).ttl(LONG).try_lock().await.unless_held()?.expect("it is free");
     assert_eq!(engine.release(&keys).await?, [Released::TakenBy(client.holder().clone())]);
     assert_eq!(line(&client, name).await?.held[0].fence, next.fence());
     assert_eq!(next.release().await?, Released::Released);
@@ -75,7 +81,7 @@ async fn release_with_a_wrong_token_changes_nothing(lab: Arc<dyn Harness>) -> Ou
     let name = "release:wrong";
     let (client, engine) = (lab.client().await?, lab.engine().await?);
     let lease = client.mutex(name).ttl(LONG).lock().await?;
-    let waiter = Waiter::queue(&client, name, client.claim(name).ttl(LONG), 0).await?;
+    let waiter = Waiter::queue(&client, name, client.request(name).ttl(LONG), 0).await?;
     let wrong = ClaimKey { name: Name::new(name)?, token: Token::random() };
     assert_eq!(engine.release(&[wrong]).await?, [Released::TakenBy(client.holder().clone())]);
     let seen = line(&client, name).await?;
@@ -138,7 +144,7 @@ async fn dropped_lease_is_released(lab: Arc<dyn Harness>) -> Outcome {
     let [one, two] = lab.clients().await?;
     let lease = one.mutex(name).ttl(LONG).lock().await?;
     let fence = lease.fence();
-    let mut waiter = Waiter::queue(&two, name, two.claim(name).ttl(LONG), 0).await?;
+    let mut waiter = Waiter::queue(&two, name, two.request(name).ttl(LONG), 0).await?;
     drop(lease);
     let next = waiter.granted().await?;
     assert!(next.fence() > fence);
@@ -153,9 +159,12 @@ async fn dropped_client_releases_nothing_it_still_holds(lab: Arc<dyn Harness>) -
     let [one, two] = lab.clients().await?;
     let lease = one.mutex(name).ttl(lab.steady()).lock().await?;
     drop(one);
-    let before = lease.safe_until();
-    super::support::until("a renewal", async || Ok(lease.safe_until() > before)).await?;
-    assert!(two.mutex(name).try_lock().await?.is_none(), "a lease keeps its client alive");
+    let before = lease.deadline();
+    super::support::until("a renewal", async || Ok(lease.deadline() > before)).await?;
+    assert!(
+        two.mutex(name).try_lock().await.unless_held()?.is_none(),
+        "a lease keeps its client alive"
+    );
     assert_eq!(lease.release().await?, Released::Released);
     Ok(())
 }
@@ -164,10 +173,10 @@ async fn close_releases_what_is_held_and_what_waits(lab: Arc<dyn Harness>) -> Ou
     let [one, two] = lab.clients().await?;
     let held = one.mutex("release:close:held").ttl(LONG).lock().await?;
     let other = two.mutex("release:close:waited").ttl(LONG).lock().await?;
-    let request = one.claim("release:close:waited").ttl(LONG);
+    let request = one.request("release:close:waited").ttl(LONG);
     let waiter = Waiter::queue(&two, "release:close:waited", request, 0).await?;
     soon("the close", one.close()).await??;
-    assert!(two.show("release:close:held").await?.is_none(), "the store knows");
+    assert!(two.line("release:close:held").await?.is_none(), "the store knows");
     assert_eq!(line(&two, "release:close:waited").await?.waiting.len(), 0);
     assert_eq!(held.state(), LeaseState::Lost);
     assert_eq!(soon("the loss", held.lost()).await?, leasehold::LostCause::Closed);
@@ -180,10 +189,13 @@ async fn closed_client_refuses_claims(lab: Arc<dyn Harness>) -> Outcome {
     let [one, two] = lab.clients().await?;
     soon("the close", one.close()).await??;
     assert!(matches!(one.mutex("release:closed").lock().await, Err(Error::Closed)));
-    assert!(matches!(one.mutex("release:closed").try_lock().await, Err(Error::Closed)));
-    assert!(two.show("release:closed").await?.is_none());
+    assert!(matches!(
+        one.mutex("release:closed").try_lock().await.unless_held(),
+        Err(Error::Closed)
+    ));
+    assert!(two.line("release:closed").await?.is_none());
     soon("a second close", one.close()).await??;
-    assert!(two.mutex("release:closed").try_lock().await?.is_some(), "others go on");
+    assert!(two.mutex("release:closed").try_lock().await.unless_held()?.is_some(), "others go on");
     Ok(())
 }
 
@@ -192,18 +204,18 @@ async fn with_releases_after_the_work(lab: Arc<dyn Harness>) -> Outcome {
     let [one, two] = lab.clients().await?;
     let fence = one
         .with(name, async |lease| {
-            assert!(two.mutex(name).try_lock().await.expect("an answer").is_none());
+            assert!(two.mutex(name).try_lock().await.unless_held().expect("an answer").is_none());
             lease.fence()
         })
         .await?;
-    assert!(two.mutex(name).try_lock().await?.expect("it is free").fence() > fence);
+    assert!(two.mutex(name).try_lock().await.unless_held()?.expect("it is free").fence() > fence);
     Ok(())
 }
 
 async fn with_stops_the_work_when_the_lease_is_lost(lab: Arc<dyn Harness>) -> Outcome {
     let name = "release:with-lost";
     let [one, two] = lab.clients().await?;
-    let mutex = one.mutex(name).ttl(lab.brief()).renew(false);
+    let mutex = one.mutex(name).ttl(lab.brief()).options(LockOptions::new().renew(false));
     let worked = mutex.with(async |_| std::future::pending::<()>().await);
     let worked = soon("the end of the work", worked).await?;
     assert!(matches!(worked, Err(Error::Lost { .. })), "{worked:?}");

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use leasehold::error::Invalid;
-use leasehold::{Error, Mode, Released};
+use leasehold::{Error, Mode, Released, UnlessHeld};
 
 use super::harness::{Harness, LONG, SPAN};
 use super::support::{Outcome, Waiter, held, line, soon, until, until_waiting};
@@ -36,7 +36,7 @@ async fn f118_writer_is_not_starved_by_endless_overlapping_readers(
             let lock = client.rwlock(name).ttl(LONG);
             let mut last = None;
             while !done.load(Ordering::SeqCst) {
-                match lock.try_read().await? {
+                match lock.try_read().await.unless_held()? {
                     Some(lease) => last = Some(lease),
                     None => last = None,
                 }
@@ -47,7 +47,7 @@ async fn f118_writer_is_not_starved_by_endless_overlapping_readers(
         }));
     }
     until("overlapping readers", async || {
-        Ok(one.show(name).await?.is_some_and(|line| line.held.len() > 2))
+        Ok(one.line(name).await?.is_some_and(|line| line.held.len() > 2))
     })
     .await?;
     let writer = tokio::spawn(async move { two.rwlock(name).ttl(LONG).write().await });
@@ -71,7 +71,7 @@ async fn f120_killed_reader_frees_only_its_share_of_an_rwlock(lab: Arc<dyn Harne
     held(&mut worker).await?;
     worker.kill()?;
     until("one reader", async || Ok(line_len(&one, name).await? == 1)).await?;
-    assert!(two.rwlock(name).try_write().await?.is_none(), "the other one reads on");
+    assert!(two.rwlock(name).try_write().await.unless_held()?.is_none(), "the other one reads on");
     mine.release().await?;
     let writer = two.rwlock(name).ttl(LONG).write().await?;
     assert_eq!(writer.release().await?, Released::Released);
@@ -79,7 +79,7 @@ async fn f120_killed_reader_frees_only_its_share_of_an_rwlock(lab: Arc<dyn Harne
 }
 
 async fn line_len(client: &leasehold::Client, name: &str) -> leasehold::Result<usize> {
-    Ok(client.show(name).await?.map_or(0, |line| line.held.len()))
+    Ok(client.line(name).await?.map_or(0, |line| line.held.len()))
 }
 
 async fn f121_killed_permit_holder_gives_its_permits_back_and_nobody_elses(
@@ -91,10 +91,10 @@ async fn f121_killed_permit_holder_gives_its_permits_back_and_nobody_elses(
     let mine = one.semaphore(name, 3).ttl(LONG).acquire().await?;
     let mut worker = lab.process(name, Mode::Permits { take: 2, of: 3 }, lab.steady())?;
     held(&mut worker).await?;
-    assert!(permits.try_acquire().await?.is_none());
+    assert!(permits.try_acquire().await.unless_held()?.is_none());
     worker.kill()?;
     let back = soon("the dead one's permits", permits.acquire_many(2)).await??;
-    assert!(permits.try_acquire().await?.is_none(), "never more than three");
+    assert!(permits.try_acquire().await.unless_held()?.is_none(), "never more than three");
     assert!(mine.is_held() && back.is_held());
     Ok(())
 }
@@ -110,7 +110,7 @@ async fn f122_waiter_for_many_permits_is_woken_when_enough_are_free(
         taken.push(permits.acquire().await?);
     }
     let want = |client: &leasehold::Client| {
-        client.claim(name).mode(Mode::Permits { take: 3, of: 4 }).ttl(LONG)
+        client.request(name).mode(Mode::Permits { take: 3, of: 4 }).ttl(LONG)
     };
     let mut first = Waiter::queue(&one, name, want(&two), 0).await?;
     let mut second = Waiter::queue(&one, name, want(&three), 1).await?;
@@ -131,13 +131,16 @@ async fn rwlock_refuses_without_waiting(lab: Arc<dyn Harness>) -> Outcome {
     let [one, two] = lab.clients().await?;
     let writer = one.rwlock(name).ttl(LONG).note("writes").write().await?;
     let lock = two.rwlock(name);
-    assert!(lock.try_read().await?.is_none() && lock.try_write().await?.is_none());
-    assert!(lock.read_within(SPAN).await?.is_none());
-    assert!(lock.write_within(SPAN).await?.is_none());
+    assert!(
+        lock.try_read().await.unless_held()?.is_none()
+            && lock.try_write().await.unless_held()?.is_none()
+    );
+    assert!(lock.read_within(SPAN).await.unless_held()?.is_none());
+    assert!(lock.write_within(SPAN).await.unless_held()?.is_none());
     until_waiting(&one, name, 0).await?;
     assert_eq!(line(&two, name).await?.held[0].note.as_str(), "writes");
     assert_eq!(writer.release().await?, Released::Released);
-    let reader = lock.ttl(LONG).read_within(LONG).await?.expect("it is free");
+    let reader = lock.ttl(LONG).read_within(LONG).await.unless_held()?.expect("it is free");
     assert_eq!(reader.release().await?, Released::Released);
     Ok(())
 }
@@ -148,10 +151,10 @@ async fn semaphore_refuses_without_waiting(lab: Arc<dyn Harness>) -> Outcome {
     let lease = one.semaphore(name, 3).ttl(LONG).acquire_many(2).await?;
     let permits = two.semaphore(name, 3).ttl(LONG);
     assert_eq!(permits.limit(), 3);
-    assert!(permits.try_acquire_many(2).await?.is_none());
-    assert!(permits.acquire_many_within(2, SPAN).await?.is_none());
+    assert!(permits.try_acquire_many(2).await.unless_held()?.is_none());
+    assert!(permits.acquire_many_within(2, SPAN).await.unless_held()?.is_none());
     until_waiting(&one, name, 0).await?;
-    let second = permits.acquire_within(LONG).await?.expect("one is free");
+    let second = permits.acquire_within(LONG).await.unless_held()?.expect("one is free");
     assert!(second.fence() > lease.fence());
     Ok(())
 }
@@ -162,13 +165,13 @@ async fn permits_that_cannot_be_are_refused_before_anything_is_sent(
     let name = "rwlock:bad";
     let client = lab.client().await?;
     for (take, of) in [(0, 3), (4, 3), (0, 0), (1, 0), (1, u32::MAX)] {
-        let refused = client.semaphore(name, of).try_acquire_many(take).await;
+        let refused = client.semaphore(name, of).try_acquire_many(take).await.unless_held();
         assert!(
             matches!(refused, Err(Error::Invalid(Invalid::Permits { .. }))),
             "{take} of {of}: {refused:?}"
         );
     }
-    assert!(client.show(name).await?.is_none(), "nobody is in line");
+    assert!(client.line(name).await?.is_none(), "nobody is in line");
     // The same name as a lock and as a semaphore at once: the first to come decides.
     let lock = client.mutex(name).ttl(LONG).lock().await?;
     let refused = client.semaphore(name, 3).acquire().await;
@@ -178,7 +181,7 @@ async fn permits_that_cannot_be_are_refused_before_anything_is_sent(
     let permit = client.semaphore(name, 3).ttl(LONG).acquire().await?;
     for refused in [
         client.mutex(name).lock().await,
-        client.mutex(name).try_lock().await.map(|_| panic!("a lock beside a permit")),
+        client.mutex(name).try_lock().await.unless_held().map(|_| panic!("a lock beside a permit")),
     ] {
         assert!(matches!(refused, Err(Error::Mismatch { .. })), "{refused:?}");
     }

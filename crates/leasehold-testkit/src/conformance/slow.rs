@@ -66,7 +66,7 @@ async fn f43_clock_that_is_slow_within_the_margin_loses_before_the_next_grant(
     let other = lab.client().await?;
     chaos.next(Verb::Renew, Trouble::Refuse, u32::MAX);
     let lease = slow.mutex(name).ttl(lab.steady()).lock().await?;
-    let mut waiter = Waiter::start(other.claim(name).ttl(LONG));
+    let mut waiter = Waiter::start(other.request(name).ttl(LONG));
     let next = waiter.granted().await?;
     assert_eq!(lease.state(), LeaseState::Lost, "two hold at once");
     assert!(next.fence() > lease.fence());
@@ -88,7 +88,7 @@ async fn f43_clock_that_stands_still_overlaps_and_fences_tell_who_is_later(
     let guard = HighestSeen::new(1);
     let lease = slow.mutex(name).ttl(ttl).lock().await?;
     drop(guard.enter("resource", lease.fence()).await?);
-    let mut waiter = Waiter::start(other.claim(name).ttl(LONG));
+    let mut waiter = Waiter::start(other.request(name).ttl(LONG));
     let next = waiter.granted().await?;
     assert!(lease.is_held(), "it cannot know");
     assert!(next.is_held() && next.fence() > lease.fence());

@@ -105,7 +105,7 @@ pub(super) async fn until_within(
 /// Waits until exactly `count` claims wait for `name`.
 pub(super) async fn until_waiting(client: &Client, name: &str, count: usize) -> Outcome {
     until(&format!("{count} claims waiting for `{name}`"), async || {
-        let line = client.show(name).await?;
+        let line = client.line(name).await?;
         Ok(line.map_or(0, |line| line.waiting.len()) == count)
     })
     .await
@@ -113,12 +113,12 @@ pub(super) async fn until_waiting(client: &Client, name: &str, count: usize) -> 
 
 /// Waits until no claim is in the line of `name`.
 pub(super) async fn until_free(client: &Client, name: &str) -> Outcome {
-    until(&format!("`{name}` to be free"), async || Ok(client.show(name).await?.is_none())).await
+    until(&format!("`{name}` to be free"), async || Ok(client.line(name).await?.is_none())).await
 }
 
 /// The line of a name that must be in use.
 pub(super) async fn line(client: &Client, name: &str) -> std::result::Result<LineView, Failure> {
-    let line = client.show(name).await?;
+    let line = client.line(name).await?;
     line.ok_or_else(|| Failure::new(format!("nobody is in the line of `{name}`")))
 }
 

@@ -24,7 +24,7 @@ async fn ticket(
     name: &str,
     token: Token,
 ) -> Result<Ticket, Failure> {
-    Ok(client.claim(name).ttl(lab.long().await?).ticket(token)?)
+    Ok(client.request(name).ttl(lab.long().await?).ticket(token)?)
 }
 
 #[track_caller]
@@ -61,7 +61,7 @@ async fn dropped_wait_of_a_ticket_leaves_its_place(lab: Arc<dyn Harness>) -> Out
     let lease = holder.mutex(name).ttl(lab.long().await?).lock().await?;
     let ticket = ticket(&*lab, &client, name, Token::random()).await?;
     assert_eq!(ticket.enter().await?, TicketState::Queued { ahead: 1 });
-    let later = super::support::Waiter::queue(&other, name, other.claim(name), 1).await?;
+    let later = super::support::Waiter::queue(&other, name, other.request(name), 1).await?;
     {
         let mut wait = pin!(ticket.wait(EVENT_MAX));
         tokio::select! {
@@ -83,7 +83,7 @@ async fn place_of_a_ticket_ends_when_nobody_asks(lab: Arc<dyn Harness>) -> Outco
     let name = "ticket:silent";
     let [holder, client] = lab.clients().await?;
     let lease = holder.mutex(name).ttl(lab.long().await?).lock().await?;
-    let ticket = client.claim(name).ttl(lab.brief()).ticket(Token::random())?;
+    let ticket = client.request(name).ttl(lab.brief()).ticket(Token::random())?;
     assert_eq!(ticket.enter().await?, TicketState::Queued { ahead: 1 });
     until_waiting(&holder, name, 0).await?;
     let waited = ticket.wait(EVENT_MAX).await;
@@ -104,7 +104,7 @@ async fn wait_for_a_ticket_that_was_given_back_never_enters(lab: Arc<dyn Harness
     assert_eq!(client.release(&handle).await?, Released::Released);
     let waited = ticket(&*lab, &late, name, token).await?.wait(Duration::ZERO).await;
     assert!(matches!(waited, Err(Error::Stale { .. })), "{waited:?}");
-    assert!(late.show(name).await?.is_none());
+    assert!(late.line(name).await?.is_none());
     Ok(())
 }
 
@@ -112,7 +112,7 @@ async fn renewed_handle_of_a_ticket_keeps_the_lease(lab: Arc<dyn Harness>) -> Ou
     let name = "ticket:renewed";
     let [client, other] = lab.clients().await?;
     let ttl = lab.steady();
-    let ticket = client.claim(name).ttl(ttl).ticket(Token::random())?;
+    let ticket = client.request(name).ttl(ttl).ticket(Token::random())?;
     let handle = held(ticket.enter().await?)?;
     // Two clients renew, and neither of them adopts the lease.
     for renewing in [&client, &other, &client, &other] {

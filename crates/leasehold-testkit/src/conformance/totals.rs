@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use leasehold::UnlessHeld;
 use leasehold::claim::{Mode, Standing};
 use leasehold::engine::Level;
 
@@ -23,8 +24,8 @@ async fn client_counts_what_it_did(lab: Arc<dyn Harness>) -> Outcome {
     let name = "totals:client";
     let [one, two] = lab.clients().await?;
     let lease = one.mutex(name).ttl(LONG).lock().await?;
-    assert!(two.mutex(name).try_lock().await?.is_none());
-    let mut waiter = Waiter::queue(&one, name, two.claim(name).ttl(LONG), 0).await?;
+    assert!(two.mutex(name).try_lock().await.unless_held()?.is_none());
+    let mut waiter = Waiter::queue(&one, name, two.request(name).ttl(LONG), 0).await?;
     // The store knows of the wait a moment before its client does.
     until("the wait to be counted", async || Ok(two.stats().waiting == 1)).await?;
     assert_eq!(one.stats().active, 1);
@@ -41,22 +42,22 @@ async fn client_counts_what_it_did(lab: Arc<dyn Harness>) -> Outcome {
 
 async fn totals_add_up_over_clients(lab: Arc<dyn Harness>) -> Outcome {
     let [one, two, three] = lab.clients().await?;
-    assert_eq!(three.store_stats().await?, leasehold::engine::Totals::default());
+    assert_eq!(three.admin().store_stats().await?, leasehold::engine::Totals::default());
     for _ in 0..3 {
         one.mutex("totals:sum").lock().await?.release().await?;
     }
     let lease = two.mutex("totals:sum").ttl(LONG).lock().await?;
-    assert!(one.mutex("totals:sum").try_lock().await?.is_none());
+    assert!(one.mutex("totals:sum").try_lock().await.unless_held()?.is_none());
     drop(lease);
     soon("the close", one.close()).await??;
     soon("the close", two.close()).await??;
-    let (sums, one, two) = (three.store_stats().await?, one.stats(), two.stats());
+    let (sums, one, two) = (three.admin().store_stats().await?, one.stats(), two.stats());
     assert_eq!((one.acquired, two.acquired), (3, 1));
     assert_eq!(sums.counts.acquired, 4);
     assert_eq!(sums.counts.released, 4);
     assert_eq!(sums.counts.contended, 1);
     assert_eq!((sums.counts.lost, sums.counts.expired), (0, 0));
-    assert_eq!(three.store_stats().await?, sums, "asking adds nothing");
+    assert_eq!(three.admin().store_stats().await?, sums, "asking adds nothing");
     Ok(())
 }
 
@@ -64,14 +65,14 @@ async fn totals_count_what_is_in_line_now(lab: Arc<dyn Harness>) -> Outcome {
     let [one, two] = lab.clients().await?;
     let _first = one.mutex("totals:now:a").ttl(LONG).lock().await?;
     let second = one.mutex("totals:now:b").ttl(LONG).lock().await?;
-    let request = two.claim("totals:now:b").ttl(LONG);
+    let request = two.request("totals:now:b").ttl(LONG);
     let waiter = Waiter::queue(&one, "totals:now:b", request, 0).await?;
-    let sums = two.store_stats().await?;
+    let sums = two.admin().store_stats().await?;
     assert_eq!((sums.active, sums.waiting), (2, 1));
     drop(waiter);
     second.release().await?;
     until_free(&one, "totals:now:b").await?;
-    let sums = two.store_stats().await?;
+    let sums = two.admin().store_stats().await?;
     assert_eq!((sums.active, sums.waiting), (1, 0));
     Ok(())
 }
@@ -82,15 +83,15 @@ async fn totals_count_expiries_of_dead_holders(lab: Arc<dyn Harness>) -> Outcome
     let asked = claim(name, Mode::Exclusive, lab.brief())?;
     assert!(matches!(engine.claim(&asked).await?, Standing::Held { .. }));
     let lease = soon("a grant", client.mutex(name).ttl(LONG).lock()).await??;
-    assert_eq!(client.store_stats().await?.counts.expired, 1);
+    assert_eq!(client.admin().store_stats().await?.counts.expired, 1);
     lease.release().await?;
-    assert_eq!(client.store_stats().await?.counts.expired, 1, "each is counted once");
+    assert_eq!(client.admin().store_stats().await?.counts.expired, 1, "each is counted once");
     Ok(())
 }
 
 async fn examination_answers(lab: Arc<dyn Harness>) -> Outcome {
     let client = lab.client().await?;
-    let findings = client.examine().await?;
+    let findings = client.admin().examine().await?;
     assert!(!findings.is_empty(), "an engine has something to say about its store");
     let trial: Vec<_> = findings.iter().filter(|finding| finding.subject == "trial").collect();
     assert!(matches!(trial[..], [one] if one.level == Level::Good), "{trial:?}");
@@ -104,15 +105,15 @@ async fn examination_answers(lab: Arc<dyn Harness>) -> Outcome {
 
 async fn installing_twice_is_harmless(lab: Arc<dyn Harness>) -> Outcome {
     let [one, two] = lab.clients().await?;
-    one.install().await?;
+    one.admin().install().await?;
     let lease = one.mutex("totals:install").ttl(LONG).lock().await?;
-    one.install().await?;
-    two.install().await?;
-    assert!(two.mutex("totals:install").try_lock().await?.is_none());
+    one.admin().install().await?;
+    two.admin().install().await?;
+    assert!(two.mutex("totals:install").try_lock().await.unless_held()?.is_none());
     assert!(lease.is_held());
     let fence = lease.fence();
     lease.release().await?;
-    two.install().await?;
+    two.admin().install().await?;
     assert!(two.mutex("totals:install").lock().await?.fence() > fence);
     Ok(())
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use leasehold::layer::chaos::{Trouble, Verb};
 use leasehold::layer::retry::RetryPolicy;
-use leasehold::{Client, Error, Released};
+use leasehold::{Client, Error, Released, UnlessHeld};
 
 use super::harness::{Harness, LONG};
 use super::support::{Outcome, Waiter, line, soon, until, until_free, until_waiting};
@@ -40,7 +40,7 @@ async fn lost_claim_answer_is_adopted(lab: Arc<dyn Harness>) -> Outcome {
     assert_eq!((seen.held.len(), seen.waiting.len()), (1, 0));
     assert_eq!(seen.held[0].fence, lease.fence());
     assert_eq!(lease.release().await?, Released::Released);
-    assert!(two.show(name).await?.is_none());
+    assert!(two.line(name).await?.is_none());
     Ok(())
 }
 
@@ -48,7 +48,7 @@ async fn lost_try_answer_is_adopted(lab: Arc<dyn Harness>) -> Outcome {
     let (client, chaos) = lab.troubled().await?;
     chaos.next(Verb::Claim, Trouble::LoseAnswer, 2);
     let mutex = client.mutex("unsure:try").ttl(LONG);
-    let lease = soon("the answer", mutex.try_lock()).await??;
+    let lease = soon("the answer", mutex.try_lock()).await?.unless_held()?;
     let lease = lease.expect("its own claim is in nobody's way");
     assert_eq!(lease.release().await?, Released::Released);
     Ok(())
@@ -70,12 +70,12 @@ async fn lost_answer_of_a_waiting_claim_keeps_one_place(lab: Arc<dyn Harness>) -
     let (two, chaos) = lab.troubled().await?;
     let lease = one.mutex(name).ttl(LONG).lock().await?;
     chaos.next(Verb::Claim, Trouble::LoseAnswer, 1);
-    let mut waiter = Waiter::start(two.claim(name).ttl(LONG));
+    let mut waiter = Waiter::start(two.request(name).ttl(LONG));
     until("the claim to be repeated", async || Ok(chaos.calls(Verb::Claim) >= 2)).await?;
     until_waiting(&one, name, 1).await?;
     lease.release().await?;
     assert_eq!(waiter.granted().await?.release().await?, Released::Released);
-    assert!(one.show(name).await?.is_none());
+    assert!(one.line(name).await?.is_none());
     Ok(())
 }
 
@@ -84,11 +84,12 @@ async fn answer_slower_than_the_ttl_is_refused_and_cleaned(lab: Arc<dyn Harness>
     let (one, chaos) = lab.troubled().await?;
     let two = lab.client().await?;
     chaos.next(Verb::Claim, Trouble::HangAfter, 1);
-    let request = one.claim(name).ttl(lab.brief());
-    let asked = tokio::spawn(async move { request.try_acquire().await });
+    let request = one.request(name).ttl(lab.brief());
+    let asked = tokio::spawn(async move { request.try_acquire().await.unless_held() });
     soon("the claim to hang", chaos.hanging(1)).await?;
     until_free(&two, name).await?;
-    let next = two.mutex(name).ttl(LONG).try_lock().await?.expect("the ttl has passed");
+    let next =
+        two.mutex(name).ttl(LONG).try_lock().await.unless_held()?.expect("the ttl has passed");
     chaos.heal();
     let answer = soon("the answer", asked).await??;
     assert!(matches!(answer, Err(Error::TooSlow { .. })), "{answer:?}");
@@ -103,10 +104,11 @@ async fn waiter_asks_again_after_an_answer_slower_than_the_ttl(lab: Arc<dyn Harn
     let (one, chaos) = lab.troubled().await?;
     let two = lab.client().await?;
     chaos.next(Verb::Claim, Trouble::HangAfter, 1);
-    let mut waiter = Waiter::start(one.claim(name).ttl(lab.brief()));
+    let mut waiter = Waiter::start(one.request(name).ttl(lab.brief()));
     soon("the claim to hang", chaos.hanging(1)).await?;
     until_free(&two, name).await?;
-    let next = two.mutex(name).ttl(LONG).try_lock().await?.expect("the ttl has passed");
+    let next =
+        two.mutex(name).ttl(LONG).try_lock().await.unless_held()?.expect("the ttl has passed");
     chaos.heal();
     until_waiting(&two, name, 1).await?;
     assert!(waiter.is_waiting() && next.is_held());
@@ -123,7 +125,7 @@ async fn lost_release_answer_is_harmless(lab: Arc<dyn Harness>) -> Outcome {
     let (one, chaos) = lab.troubled().await?;
     let two = lab.client().await?;
     let lease = one.mutex(name).ttl(LONG).lock().await?;
-    let mut waiter = Waiter::queue(&two, name, two.claim(name).ttl(LONG), 0).await?;
+    let mut waiter = Waiter::queue(&two, name, two.request(name).ttl(LONG), 0).await?;
     chaos.next(Verb::Release, Trouble::LoseAnswer, 1);
     let released = soon("the answer", lease.release()).await??;
     // The first release took effect. The second one finds the next holder and takes nothing away.
@@ -144,7 +146,7 @@ async fn lost_release_answer_is_no_lost_lease(lab: Arc<dyn Harness>) -> Outcome 
     assert_eq!(chaos.calls(Verb::Release), 3);
     let stats = one.stats();
     assert_eq!((stats.released, stats.lost), (1, 0));
-    assert!(one.show(name).await?.is_none());
+    assert!(one.line(name).await?.is_none());
     Ok(())
 }
 
@@ -169,7 +171,7 @@ async fn dropped_lease_is_released_when_the_store_is_back(lab: Arc<dyn Harness>)
     chaos.next(Verb::Release, Trouble::Refuse, u32::MAX);
     drop((lease, one));
     until("failed releases", async || Ok(chaos.calls(Verb::Release) >= 2)).await?;
-    assert!(two.show(name).await?.is_some());
+    assert!(two.line(name).await?.is_some());
     chaos.heal();
     until_free(&two, name).await
 }
@@ -184,7 +186,7 @@ async fn wait_ends_in_time_although_the_store_is_silent(lab: Arc<dyn Harness>) -
     let waited = mutex.lock_within(Duration::from_millis(300));
     // The wait must end; whether as refused or as unreachable does not matter.
     let ended = soon("the end of the wait", waited).await?;
-    assert!(!matches!(ended, Ok(Some(_))), "{ended:?} after {:?}", begun.elapsed());
+    assert!(ended.is_err(), "{ended:?} after {:?}", begun.elapsed());
     until_free(&two, name).await?;
     chaos.heal();
     Ok(())
@@ -195,10 +197,10 @@ async fn claim_answered_after_close_leaves_nothing(lab: Arc<dyn Harness>) -> Out
     let (one, chaos) = lab.troubled().await?;
     let two = lab.client().await?;
     chaos.next(Verb::Claim, Trouble::HangAfter, 1);
-    let asked = Waiter::start(one.claim(name).ttl(LONG));
+    let asked = Waiter::start(one.request(name).ttl(LONG));
     soon("the claim to hang", chaos.hanging(1)).await?;
     soon("the close", one.close()).await??;
-    assert!(two.show(name).await?.is_none(), "what was asked for is released by the close");
+    assert!(two.line(name).await?.is_none(), "what was asked for is released by the close");
     chaos.heal();
     let answer = asked.ended().await?;
     assert!(matches!(answer, Err(Error::Closed)), "{answer:?}");

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use futures_util::stream::{BoxStream, StreamExt};
 use leasehold::claim::{Holder, Mode, Standing};
 use leasehold::engine::{Event, EventKind, Query};
-use leasehold::{Name, Result};
+use leasehold::{Fence, Name, Result, UnlessHeld};
 
 use super::harness::{Harness, LONG};
 use super::support::{Failure, Outcome, Waiter, claim, soon};
@@ -28,19 +28,28 @@ async fn next(events: &mut Events) -> std::result::Result<Event, Failure> {
     }
 }
 
-async fn expect(events: &mut Events, kind: EventKind, holder: &Holder, fence: u64) -> Outcome {
+async fn expect(
+    events: &mut Events,
+    kind: EventKind,
+    holder: &Holder,
+    fence: impl Into<Fence>,
+) -> Outcome {
     let event = next(events).await?;
-    assert_eq!((&event.kind, &event.holder, event.fence), (&kind, holder, fence), "{event:?}");
+    assert_eq!(
+        (&event.kind, &event.holder, event.fence),
+        (&kind, holder, fence.into()),
+        "{event:?}"
+    );
     Ok(())
 }
 
 async fn watch_tells_a_claims_life_in_order(lab: Arc<dyn Harness>) -> Outcome {
     let name = "watch:life";
     let [one, two, three] = lab.clients().await?;
-    let mut events = three.watch(&Query::name(Name::new(name)?)).await?;
+    let mut events = three.admin().watch(&Query::name(Name::new(name)?)).await?;
     let lease = one.mutex(name).ttl(LONG).lock().await?;
     expect(&mut events, EventKind::Granted, one.holder(), lease.fence()).await?;
-    let mut waiter = Waiter::queue(&three, name, two.claim(name).ttl(LONG), 0).await?;
+    let mut waiter = Waiter::queue(&three, name, two.request(name).ttl(LONG), 0).await?;
     let queued = next(&mut events).await?;
     assert_eq!((&queued.kind, &queued.holder), (&EventKind::Queued, two.holder()));
     assert_eq!(queued.name.as_str(), name);
@@ -58,11 +67,11 @@ async fn watch_tells_a_claims_life_in_order(lab: Arc<dyn Harness>) -> Outcome {
 async fn watch_tells_of_expiry_and_who_is_next(lab: Arc<dyn Harness>) -> Outcome {
     let name = "watch:expiry";
     let (client, engine) = (lab.client().await?, lab.engine().await?);
-    let mut events = client.watch(&Query::name(Name::new(name)?)).await?;
+    let mut events = client.admin().watch(&Query::name(Name::new(name)?)).await?;
     let dead = claim(name, Mode::Exclusive, lab.steady())?;
     let Standing::Held { fence, .. } = engine.claim(&dead).await? else { panic!("free") };
     expect(&mut events, EventKind::Granted, &dead.holder, fence).await?;
-    let mut waiter = Waiter::queue(&client, name, client.claim(name).ttl(LONG), 0).await?;
+    let mut waiter = Waiter::queue(&client, name, client.request(name).ttl(LONG), 0).await?;
     assert_eq!(next(&mut events).await?.kind, EventKind::Queued);
     let lease = waiter.granted().await?;
     expect(&mut events, EventKind::Expired, &dead.holder, fence).await?;
@@ -73,9 +82,9 @@ async fn watch_tells_of_eviction_and_why(lab: Arc<dyn Harness>) -> Outcome {
     let name = "watch:eviction";
     let [one, two] = lab.clients().await?;
     let lease = one.mutex(name).ttl(LONG).lock().await?;
-    let mut waiter = Waiter::queue(&one, name, two.claim(name).ttl(LONG), 0).await?;
-    let mut events = two.watch(&Query::name(Name::new(name)?)).await?;
-    two.force_release(name, "stuck since noon").await?;
+    let mut waiter = Waiter::queue(&one, name, two.request(name).ttl(LONG), 0).await?;
+    let mut events = two.admin().watch(&Query::name(Name::new(name)?)).await?;
+    two.admin().force_release(name, "stuck since noon").await?;
     let reason = "stuck since noon".to_owned();
     expect(&mut events, EventKind::Evicted { reason }, one.holder(), lease.fence()).await?;
     let next = waiter.granted().await?;
@@ -86,13 +95,13 @@ async fn watch_tells_of_waiters_that_leave(lab: Arc<dyn Harness>) -> Outcome {
     let name = "watch:left";
     let [one, two] = lab.clients().await?;
     let lease = one.mutex(name).ttl(LONG).lock().await?;
-    let mut events = one.watch(&Query::name(Name::new(name)?)).await?;
-    let waiter = Waiter::queue(&one, name, two.claim(name).ttl(LONG), 0).await?;
+    let mut events = one.admin().watch(&Query::name(Name::new(name)?)).await?;
+    let waiter = Waiter::queue(&one, name, two.request(name).ttl(LONG), 0).await?;
     let queued = next(&mut events).await?;
     assert_eq!(queued.kind, EventKind::Queued);
     drop(waiter);
     expect(&mut events, EventKind::Left, two.holder(), queued.fence).await?;
-    assert!(two.mutex(name).try_lock().await?.is_none());
+    assert!(two.mutex(name).try_lock().await.unless_held()?.is_none());
     let fence = lease.fence();
     lease.release().await?;
     // A refused try is no event.
@@ -101,7 +110,7 @@ async fn watch_tells_of_waiters_that_leave(lab: Arc<dyn Harness>) -> Outcome {
 
 async fn watch_by_name_tells_of_no_other(lab: Arc<dyn Harness>) -> Outcome {
     let client = lab.client().await?;
-    let mut events = client.watch(&Query::name(Name::new("watch:one")?)).await?;
+    let mut events = client.admin().watch(&Query::name(Name::new("watch:one")?)).await?;
     for name in ["watch:on", "watch:one:more", "WATCH:ONE", "watch:two"] {
         client.mutex(name).lock().await?.release().await?;
     }
@@ -111,8 +120,8 @@ async fn watch_by_name_tells_of_no_other(lab: Arc<dyn Harness>) -> Outcome {
 
 async fn watch_by_prefix_and_holder_tell_of_their_own(lab: Arc<dyn Harness>) -> Outcome {
     let [one, two] = lab.clients().await?;
-    let mut by_prefix = one.watch(&Query::prefix("watch:p:")).await?;
-    let mut by_holder = one.watch(&Query::holder(two.holder().id())).await?;
+    let mut by_prefix = one.admin().watch(&Query::prefix("watch:p:")).await?;
+    let mut by_holder = one.admin().watch(&Query::holder(two.holder().id())).await?;
     one.mutex("watch:q").lock().await?.release().await?;
     let first = one.mutex("watch:p:1").ttl(LONG).lock().await?;
     // Events of different names have no order: in some stores they come from different servers.

@@ -77,7 +77,7 @@ async fn work(url: &str, mut orders: UnboundedReceiver<String>) -> Result<(), Fa
             }
             (["crowd", name, tasks, ttl], None) => {
                 for _ in 0..tasks.parse::<usize>()? {
-                    let request = client.claim(name).ttl(Duration::from_millis(ttl.parse()?));
+                    let request = client.request(name).ttl(Duration::from_millis(ttl.parse()?));
                     crowd.spawn(take_turns(request, Arc::clone(&last)));
                 }
             }
@@ -132,9 +132,10 @@ fn child_of_a_fork(client: Client, lease: Lease) -> Result<(), &'static str> {
     check(forked(noted), "set_note")?;
     let mutex = client.mutex("fork:other");
     check(forked(mutex.lock().now_or_never().map(|answer| answer.map(drop))), "lock")?;
-    check(forked(mutex.try_lock().now_or_never().map(|answer| answer.map(drop))), "try_lock")?;
+    let tried = mutex.try_lock().now_or_never();
+    check(forked(tried.map(|answer| answer.map(drop).map_err(Error::from))), "try_lock")?;
     let name = lease.name().clone();
-    let shown = client.show(&name).now_or_never();
+    let shown = client.line(&name).now_or_never();
     check(forked(shown.map(|answer| answer.map(drop))), "show")?;
     let handle = lease.handle();
     let released = client.release(&handle).now_or_never();
@@ -155,7 +156,7 @@ async fn acquire(client: &Client, name: &str, mode: &str, ttl: &str) -> Result<L
         _ => return Err(Failure::new(format!("no such mode: {mode}"))),
     };
     let ttl = Duration::from_millis(ttl.parse()?);
-    Ok(client.claim(name).mode(mode).ttl(ttl).acquire().await?)
+    Ok(client.request(name).mode(mode).ttl(ttl).acquire().await?)
 }
 
 /// Takes the name and gives it back until it was granted for the last time.

@@ -8,8 +8,8 @@ use crate::history::History;
 pub(super) const NAME: &str = "answers";
 
 /// What may fail when a store is stopped, cut off or away. The rest is a fault.
-const EXPECTED: [&str; 7] =
-    ["Unreachable", "NoMajority", "TooSlow", "Timeout", "Lost", "Stale", "Closed"];
+const EXPECTED: [&str; 8] =
+    ["Unreachable", "NoMajority", "TaskEnded", "TooSlow", "Timeout", "Lost", "Stale", "Closed"];
 
 /// A file whose disk is full says so; that ends by itself only when somebody makes room.
 const FULL: &str = "the disk is full";

@@ -7,7 +7,8 @@ use std::time::Duration;
 use tokio::runtime::Runtime;
 
 use super::Lease;
-use crate::error::Result;
+use crate::error::{Result, TryLockError};
+use crate::options::LockOptions;
 use crate::rule::claim::Released;
 
 /// A read/write lock for threads; see [`crate::RwLock`].
@@ -18,7 +19,7 @@ use crate::rule::claim::Released;
 /// let lock = client.rwlock("catalogue");
 /// let writer = lock.write()?;
 /// let reader = writer.downgrade()?;
-/// assert!(lock.try_read()?.is_some());
+/// assert!(lock.try_read().is_ok());
 /// reader.release()?;
 /// # Ok(())
 /// # }
@@ -41,19 +42,24 @@ impl RwLock {
         Self { lock: self.lock.note(note), ..self }
     }
 
+    /// Sets options. Other options stay as they are.
+    pub fn options(self, options: LockOptions) -> Self {
+        Self { lock: self.lock.options(options), ..self }
+    }
+
     /// Blocks until no writer holds or waits before it.
     pub fn read(&self) -> Result<ReadLease> {
         Ok(self.reads(self.runtime.block_on(self.lock.read())?))
     }
 
-    /// Reads if that is possible now; `None` if a writer holds or waits.
-    pub fn try_read(&self) -> Result<Option<ReadLease>> {
-        Ok(self.runtime.block_on(self.lock.try_read())?.map(|lease| self.reads(lease)))
+    /// Reads if that is possible now; not while a writer holds or waits.
+    pub fn try_read(&self) -> Result<ReadLease, TryLockError> {
+        self.runtime.block_on(self.lock.try_read()).map(|lease| self.reads(lease))
     }
 
-    /// Blocks for at most `span`; `None` if it was not granted by then.
-    pub fn read_within(&self, span: Duration) -> Result<Option<ReadLease>> {
-        Ok(self.runtime.block_on(self.lock.read_within(span))?.map(|lease| self.reads(lease)))
+    /// Blocks for at most `span`. If it was not granted by then, says who holds.
+    pub fn read_within(&self, span: Duration) -> Result<ReadLease, TryLockError> {
+        self.runtime.block_on(self.lock.read_within(span)).map(|lease| self.reads(lease))
     }
 
     /// Blocks until all claims before it have ended.
@@ -61,14 +67,14 @@ impl RwLock {
         Ok(self.writes(self.runtime.block_on(self.lock.write())?))
     }
 
-    /// Writes if that is possible now; `None` if another claim holds or waits.
-    pub fn try_write(&self) -> Result<Option<WriteLease>> {
-        Ok(self.runtime.block_on(self.lock.try_write())?.map(|lease| self.writes(lease)))
+    /// Writes if that is possible now; not while another claim holds or waits.
+    pub fn try_write(&self) -> Result<WriteLease, TryLockError> {
+        self.runtime.block_on(self.lock.try_write()).map(|lease| self.writes(lease))
     }
 
-    /// Blocks for at most `span`; `None` if it was not granted by then.
-    pub fn write_within(&self, span: Duration) -> Result<Option<WriteLease>> {
-        Ok(self.runtime.block_on(self.lock.write_within(span))?.map(|lease| self.writes(lease)))
+    /// Blocks for at most `span`. If it was not granted by then, says who holds.
+    pub fn write_within(&self, span: Duration) -> Result<WriteLease, TryLockError> {
+        self.runtime.block_on(self.lock.write_within(span)).map(|lease| self.writes(lease))
     }
 
     fn reads(&self, lease: crate::ReadLease) -> ReadLease {
@@ -161,6 +167,11 @@ impl Semaphore {
         Self { semaphore: self.semaphore.note(note), ..self }
     }
 
+    /// Sets options. Other options stay as they are.
+    pub fn options(self, options: LockOptions) -> Self {
+        Self { semaphore: self.semaphore.options(options), ..self }
+    }
+
     /// Blocks until there is a permit.
     pub fn acquire(&self) -> Result<Lease> {
         self.acquire_many(1)
@@ -171,21 +182,21 @@ impl Semaphore {
         Ok(self.lease(self.runtime.block_on(self.semaphore.acquire_many(take))?))
     }
 
-    /// Takes one permit if one is free now and no claim waits; `None` otherwise.
-    pub fn try_acquire(&self) -> Result<Option<Lease>> {
+    /// Takes one permit if one is free now and no claim waits; else says who holds.
+    pub fn try_acquire(&self) -> Result<Lease, TryLockError> {
         self.try_acquire_many(1)
     }
 
-    /// Takes `take` permits if they are free now and no claim waits; `None` otherwise.
-    pub fn try_acquire_many(&self, take: u32) -> Result<Option<Lease>> {
-        let lease = self.runtime.block_on(self.semaphore.try_acquire_many(take))?;
-        Ok(lease.map(|lease| self.lease(lease)))
+    /// Takes `take` permits if they are free now and no claim waits; else says who holds.
+    pub fn try_acquire_many(&self, take: u32) -> Result<Lease, TryLockError> {
+        let asked = self.runtime.block_on(self.semaphore.try_acquire_many(take));
+        asked.map(|lease| self.lease(lease))
     }
 
-    /// Blocks for at most `span`; `None` if there were not `take` permits by then.
-    pub fn acquire_many_within(&self, take: u32, span: Duration) -> Result<Option<Lease>> {
-        let lease = self.runtime.block_on(self.semaphore.acquire_many_within(take, span))?;
-        Ok(lease.map(|lease| self.lease(lease)))
+    /// Blocks for at most `span`. If there were not `take` permits by then, says who holds.
+    pub fn acquire_many_within(&self, take: u32, span: Duration) -> Result<Lease, TryLockError> {
+        let asked = self.runtime.block_on(self.semaphore.acquire_many_within(take, span));
+        asked.map(|lease| self.lease(lease))
     }
 
     fn lease(&self, lease: crate::Lease) -> Lease {

@@ -11,9 +11,11 @@ use std::time::{Duration, SystemTime};
 
 use tokio::runtime::Runtime;
 
-use crate::error::{Error, LostCause, Result};
+use crate::error::{Error, LostCause, Result, TryLockError};
 use crate::handle::Handle;
+use crate::options::LockOptions;
 use crate::rule::claim::Released;
+use crate::rule::fence::Fence;
 use crate::rule::name::Name;
 use crate::runtime::claim_state::LeaseState;
 
@@ -148,50 +150,28 @@ impl Mutex {
         Self { mutex: self.mutex.note(note), ..self }
     }
 
-    /// Whether the client renews the lease until the caller gives it back.
-    pub fn renew(self, renew: bool) -> Self {
-        Self { mutex: self.mutex.renew(renew), ..self }
-    }
-
-    /// Gives the lease back after this long, even if its holder still works.
-    pub fn max_hold(self, span: Duration) -> Self {
-        Self { mutex: self.mutex.max_hold(span), ..self }
-    }
-
-    /// Keeps the name closed for at least this long.
-    pub fn hold_at_least(self, span: Duration) -> Self {
-        Self { mutex: self.mutex.hold_at_least(span), ..self }
-    }
-
-    /// Lets the same client enter again while it holds. Each entry has the same fence and counts.
-    pub fn reentrant(self) -> Self {
-        Self { mutex: self.mutex.reentrant(), ..self }
-    }
-
-    /// Whether to look for deadlocks while this waits; by default yes.
-    pub fn deadlock_detection(self, on: bool) -> Self {
-        Self { mutex: self.mutex.deadlock_detection(on), ..self }
+    /// Sets options. Other options stay as they are.
+    pub fn options(self, options: LockOptions) -> Self {
+        Self { mutex: self.mutex.options(options), ..self }
     }
 
     /// Blocks until the caller holds the lock.
     pub fn lock(&self) -> Result<Lease> {
-        self.lease(self.runtime.block_on(self.mutex.lock())?)
+        Ok(self.lease(self.runtime.block_on(self.mutex.lock())?))
     }
 
-    /// Takes the lock if it is free now; `None` if it is not.
-    pub fn try_lock(&self) -> Result<Option<Lease>> {
-        let lease = self.runtime.block_on(self.mutex.try_lock())?;
-        lease.map(|lease| self.lease(lease)).transpose()
+    /// Takes the lock if it is free now; else says who holds it.
+    pub fn try_lock(&self) -> Result<Lease, TryLockError> {
+        self.runtime.block_on(self.mutex.try_lock()).map(|lease| self.lease(lease))
     }
 
-    /// Blocks for at most `span`; `None` if the lock was not granted by then.
-    pub fn lock_within(&self, span: Duration) -> Result<Option<Lease>> {
-        let lease = self.runtime.block_on(self.mutex.lock_within(span))?;
-        lease.map(|lease| self.lease(lease)).transpose()
+    /// Blocks for at most `span`. If the lock was not granted by then, says who holds it.
+    pub fn lock_within(&self, span: Duration) -> Result<Lease, TryLockError> {
+        self.runtime.block_on(self.mutex.lock_within(span)).map(|lease| self.lease(lease))
     }
 
-    fn lease(&self, lease: crate::Lease) -> Result<Lease> {
-        Ok(Lease { lease, runtime: Arc::clone(&self.runtime) })
+    fn lease(&self, lease: crate::Lease) -> Lease {
+        Lease { lease, runtime: Arc::clone(&self.runtime) }
     }
 }
 
@@ -210,7 +190,7 @@ impl Lease {
     }
 
     /// The fencing token.
-    pub fn fence(&self) -> u64 {
+    pub fn fence(&self) -> Fence {
         self.lease.fence()
     }
 
@@ -257,6 +237,12 @@ impl Lease {
     /// Replaces the text that others may read, up to 4 KiB.
     pub fn set_note(&self, note: impl AsRef<str>) -> Result<()> {
         self.runtime.block_on(self.lease.set_note(note))
+    }
+
+    /// Replaces the note by JSON.
+    #[cfg(feature = "json")]
+    pub fn set_note_json(&self, note: &impl serde::Serialize) -> Result<()> {
+        self.runtime.block_on(self.lease.set_note_json(note))
     }
 
     /// The lease as text, which another process can adopt.

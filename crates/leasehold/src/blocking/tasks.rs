@@ -9,6 +9,7 @@ use futures_util::stream::{BoxStream, StreamExt};
 use tokio::runtime::Runtime;
 
 use crate::error::Result;
+use crate::options::LockOptions;
 use crate::rule::claim::Released;
 use crate::{LastRun, Leader, Outcome, Unit};
 
@@ -24,6 +25,11 @@ impl Election {
     /// How long leadership lasts without renewal: 100 ms to 24 h, by default 30 s.
     pub fn ttl(self, ttl: Duration) -> Self {
         Self { election: self.election.ttl(ttl), ..self }
+    }
+
+    /// Sets options. Other options stay as they are.
+    pub fn options(self, options: LockOptions) -> Self {
+        Self { election: self.election.options(options), ..self }
     }
 
     /// Blocks until this thread leads.

@@ -4,6 +4,7 @@ use crate::clock::remote::ClockTrouble;
 use crate::engine::{AlertKind, BrokenLine, Info, ServerAlert, unsupported};
 use crate::error::{Error, Result};
 use crate::rule::claim::Holder;
+use crate::rule::fence::Fence;
 use crate::rule::name::Name;
 
 /// An administrator's order to take a name from claims that hold it.
@@ -112,9 +113,9 @@ pub enum Bumped {
     /// From now on fences are at least `from`.
     Raised {
         /// The least next fence before the order.
-        before: u64,
+        before: Fence,
         /// The least next fence now.
-        from: u64,
+        from: Fence,
     },
     /// There is nothing to do: fences begin at the clock by themselves, or end with the store.
     Unneeded,

@@ -1,6 +1,7 @@
 //! Events of claims, as a watcher hears of them.
 
 use crate::rule::claim::Holder;
+use crate::rule::fence::Fence;
 use crate::rule::name::Name;
 
 /// Something that happened to a claim.
@@ -13,14 +14,14 @@ pub struct Event {
     /// The claim's holder.
     pub holder: Holder,
     /// The claim's number.
-    pub fence: u64,
+    pub fence: Fence,
 }
 
 impl Event {
     /// Reports that a watcher was too slow. Its name and holder mean nothing.
     pub fn missed(count: u64, at: &Name) -> Self {
         let (kind, holder) = (EventKind::Missed(count), Holder::fresh());
-        Self { kind, name: at.clone(), holder, fence: 0 }
+        Self { kind, name: at.clone(), holder, fence: Fence::from(0) }
     }
 }
 

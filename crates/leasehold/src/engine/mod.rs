@@ -32,7 +32,7 @@ pub use crate::engine::events::{Event, EventKind};
 pub use crate::engine::messages::{HolderMessage, MessageKind};
 pub(crate) use crate::engine::parts::unsupported;
 pub use crate::engine::parts::{
-    Admin, Alert, Alerts, Amend, ClaimMany, ClaimNow, Convert, Counting, HolderMessages, Part,
+    Administer, Alert, Alerts, Amend, ClaimMany, ClaimNow, Convert, Counting, HolderMessages, Part,
     Parts, RaiseFences, ReleaseNow, Setup, Unattended, WaitNotices, Watch, need,
 };
 pub use crate::engine::query::{BrokenLine, ClaimView, LineView, Page, Query, Select};

@@ -3,6 +3,7 @@
 //! An engine lists the parts that it has. A part that is absent is the answer "cannot", and
 //! [`need`] makes the one error of it. So no engine writes a method that only refuses.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +16,7 @@ use crate::engine::{
     Bump, Bumped, Counts, Event, Eviction, Finding, HolderMessage, Info, Notice, Query, Resize,
     Resized, ServerAlert, Totals, Wait,
 };
-use crate::error::{Config, Error, Result};
+use crate::error::{Error, Result};
 use crate::rule::claim::{
     Amended, Claim, ClaimKey, ClaimRef, Holder, HolderId, Mode, Note, Released, Standing,
 };
@@ -47,7 +48,7 @@ pub struct Parts {
     /// Reports events to watchers.
     pub watch: Option<Arc<dyn Watch>>,
     /// Carries out an administrator's orders.
-    pub admin: Option<Arc<dyn Admin>>,
+    pub admin: Option<Arc<dyn Administer>>,
     /// Adds up the counts of all clients.
     pub counting: Option<Arc<dyn Counting>>,
     /// Raises the fences of a restored store.
@@ -71,7 +72,7 @@ pub fn need<'a, P: Part + ?Sized>(part: &'a Option<Arc<P>>, info: &Info) -> Resu
 
 /// The error for an engine without a part.
 pub(crate) fn unsupported(info: &Info, what: &'static str, advice: &'static str) -> Error {
-    Error::Config(Config::Unsupported { engine: info.engine, what, advice })
+    Error::Unsupported { engine: info.engine, what, advice }
 }
 
 /// Grants free names on the caller's thread, for stores in this process.
@@ -190,7 +191,7 @@ pub trait Watch: fmt::Debug + Send + Sync {
 
 /// Carries out an administrator's orders, and answers an administrator's questions.
 #[async_trait]
-pub trait Admin: fmt::Debug + Send + Sync {
+pub trait Administer: fmt::Debug + Send + Sync {
     /// Takes a name from the claims that hold it with one of the fences in the order; returns their
     /// holders. Safe to repeat: the next claim has another fence. Removes a record that cannot be
     /// read, whatever the order's fences are.
@@ -230,7 +231,7 @@ pub trait Setup: fmt::Debug + Send + Sync {
     async fn install(&self) -> Result<()>;
 
     /// The statements that `install` runs.
-    fn schema(&self) -> &'static str;
+    fn schema(&self) -> Cow<'static, str>;
 }
 
 impl Part for dyn Amend {
@@ -259,7 +260,7 @@ impl Part for dyn Watch {
     const ADVICE: &'static str = "read the lines again and again (`list`), or use another store";
 }
 
-impl Part for dyn Admin {
+impl Part for dyn Administer {
     const WHAT: &'static str = "carry out orders of an administrator";
     const ADVICE: &'static str = "let the ttl of a lock end";
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 use crate::engine::Event;
 use crate::error::{Error, Kind};
 use crate::rule::claim::{Holder, HolderId, Mode, Note};
+use crate::rule::fence::Fence;
 use crate::rule::name::Name;
 
 /// Which lines to read.
@@ -98,7 +99,7 @@ pub struct Page {
 }
 
 /// A name whose record in the store is not in leasehold's form.
-/// [`evict`](crate::engine::Admin::evict) removes the record.
+/// [`evict`](crate::engine::Administer::evict) removes the record.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BrokenLine {
     /// The name.
@@ -135,7 +136,7 @@ pub struct ClaimView {
     /// The holder.
     pub holder: Holder,
     /// Its number.
-    pub fence: u64,
+    pub fence: Fence,
     /// How much of the line's capacity.
     pub mode: Mode,
     /// How long it has held, or waited.

@@ -19,12 +19,12 @@ use crate::engine::bell::Bell;
 use crate::engine::kit::hearers::Hearers;
 use crate::engine::kit::thread_shard::CachePadded;
 use crate::engine::{
-    Admin, Amend, Capabilities, ClaimMany, ClaimNow, Convert, Counting, Counts, Engine, Event,
+    Administer, Amend, Capabilities, ClaimMany, ClaimNow, Convert, Counting, Counts, Engine, Event,
     EventKind, Eviction, Finding, HolderMessage, HolderMessages, Info, Level, LineView, Notice,
     Page, Parts, Query, ReleaseNow, Resize, Resized, Select, Totals, Unattended, Wait, WaitNotices,
     Wake, Watch,
 };
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, UnreachableReason};
 use crate::rule::claim::{
     Amended, Amendment, Claim, ClaimKey, ClaimRef, Holder, HolderId, Mode, Note, Released, Renewal,
     Standing, Token,
@@ -257,9 +257,9 @@ impl Store {
 
     fn tell(&self, kind: EventKind, name: &Name, entry: &Entry<Ringer>) {
         if self.is_watched() {
-            let (holder, fence) = (entry.holder.clone(), entry.fence);
+            let (name, holder, fence) = (name.clone(), entry.holder.clone(), entry.fence.into());
             // A watcher that left between the two lines misses nothing.
-            let _watched = self.events.send(Event { kind, name: name.clone(), holder, fence });
+            let _watched = self.events.send(Event { kind, name, holder, fence });
         }
     }
 
@@ -443,8 +443,8 @@ impl Store {
         let mut state = lock(&self.faults.state);
         let failing = renewals.iter().any(|renewal| state.failing.remove(&renewal.key.name));
         if failing {
-            let cause = "the test said that this renewal fails".to_owned();
-            return Err(Error::Unreachable { store: self.info.store.clone(), cause });
+            let cause = "the test said that this renewal fails";
+            return Err(Error::unreachable(&self.info.store, UnreachableReason::Other, cause));
         }
         Ok(())
     }
@@ -698,7 +698,7 @@ impl Watch for Memory {
 }
 
 #[async_trait]
-impl Admin for Memory {
+impl Administer for Memory {
     async fn evict(&self, order: &Eviction) -> Result<Vec<Holder>> {
         let now = self.store.clock.now();
         let hash = self.store.hash(&order.name);

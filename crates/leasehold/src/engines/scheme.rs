@@ -16,6 +16,8 @@ pub(crate) fn known() -> Vec<&'static str> {
         known.push("redis://HOST");
         known.push("redis+sentinel://HOST,HOST/MASTER");
         known.push("redis+cluster://HOST,HOST");
+    }
+    if cfg!(feature = "redlock") {
         known.push("redlock://HOST,HOST,HOST");
     }
     if cfg!(feature = "sqlite") {
@@ -52,16 +54,19 @@ pub(crate) async fn open(url: &str) -> Result<Arc<dyn Engine>> {
         | "redis+cluster" | "rediss+cluster" => {
             Ok(Arc::new(crate::engines::redis::Redis::open(url).await?))
         }
-        #[cfg(feature = "redis")]
-        "redlock" | "redlocks" => Ok(Arc::new(crate::engines::redis::open_redlock(url).await?)),
         #[cfg(not(feature = "redis"))]
         "redis" | "rediss" | "redis+unix" | "redis+sentinel" | "rediss+sentinel"
-        | "redis+cluster" | "rediss+cluster" | "redlock" | "redlocks" => {
-            Err(Error::Config(Config::NotBuilt {
-                scheme: scheme.to_owned(),
-                advice: "build `leasehold` with the feature `redis`",
-            }))
-        }
+        | "redis+cluster" | "rediss+cluster" => Err(Error::Config(Config::NotBuilt {
+            scheme: scheme.to_owned(),
+            advice: "build `leasehold` with the feature `redis`",
+        })),
+        #[cfg(feature = "redlock")]
+        "redlock" | "redlocks" => Ok(Arc::new(crate::engines::quorum::Quorum::open(url).await?)),
+        #[cfg(not(feature = "redlock"))]
+        "redlock" | "redlocks" => Err(Error::Config(Config::NotBuilt {
+            scheme: scheme.to_owned(),
+            advice: "build `leasehold` with the feature `redlock`",
+        })),
         #[cfg(feature = "sqlite")]
         "sqlite" => Ok(Arc::new(crate::engines::sqlite::Sqlite::open_url(rest)?)),
         #[cfg(not(feature = "sqlite"))]

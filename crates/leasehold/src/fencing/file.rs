@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{FlockOperation, flock};
 
 use super::{GuardError, judge};
+use crate::rule::fence::Fence;
 
 type Result<T> = std::result::Result<T, GuardError<io::Error>>;
 
@@ -53,18 +54,22 @@ impl GuardedFile {
     }
 
     /// Replaces the content.
-    pub fn write(&self, fence: u64, content: &[u8]) -> Result<()> {
+    pub fn write(&self, fence: impl Into<Fence>, content: &[u8]) -> Result<()> {
         self.access(fence, |path| replace(path, content))
     }
 
     /// Reads the content.
-    pub fn read(&self, fence: u64) -> Result<Vec<u8>> {
+    pub fn read(&self, fence: impl Into<Fence>) -> Result<Vec<u8>> {
         self.access(fence, |path| std::fs::read(path))
     }
 
     /// Calls `act` with the file's path, if the fence is not old. Other accesses wait meanwhile.
-    pub fn access<T>(&self, fence: u64, act: impl FnOnce(&Path) -> io::Result<T>) -> Result<T> {
-        let path = self.real_path();
+    pub fn access<T>(
+        &self,
+        fence: impl Into<Fence>,
+        act: impl FnOnce(&Path) -> io::Result<T>,
+    ) -> Result<T> {
+        let (path, fence) = (self.real_path(), fence.into());
         let lock = lock(&path).map_err(GuardError::Store)?;
         let highest = self.seen(&path)?;
         judge(&self.resource(), fence, highest)?;
@@ -78,7 +83,7 @@ impl GuardedFile {
     }
 
     /// The greatest fence seen; 0 before the first.
-    pub fn highest(&self) -> Result<u64> {
+    pub fn highest(&self) -> Result<Fence> {
         let path = self.real_path();
         let _lock = lock(&path).map_err(GuardError::Store)?;
         self.seen(&path)
@@ -89,14 +94,14 @@ impl GuardedFile {
         std::fs::canonicalize(&self.path).unwrap_or_else(|_| self.path.clone())
     }
 
-    fn seen(&self, path: &Path) -> Result<u64> {
+    fn seen(&self, path: &Path) -> Result<Fence> {
         match std::fs::read_to_string(beside(path, "fence")) {
-            Ok(text) => text.trim().parse().map_err(|_| GuardError::Unusable {
+            Ok(text) => text.trim().parse().map(u64::into).map_err(|_| GuardError::Unusable {
                 resource: self.resource(),
                 // Reading it as zero would accept every fence.
                 reason: "what stands in its `.fence` file is no fence",
             }),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(0),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Fence::from(0)),
             Err(error) => Err(GuardError::Store(error)),
         }
     }
@@ -159,7 +164,7 @@ mod tests {
         assert_eq!(file.read(8).expect("newer"), b"five again");
         let late = file.write(5, b"late").expect_err("8 has read it");
         let refused = late.refused().expect("a refusal");
-        assert_eq!((refused.given, refused.highest), (5, 8));
+        assert_eq!((refused.given.as_u64(), refused.highest.as_u64()), (5, 8));
         assert!(late.to_string().contains("fence 5 is old: 8 was seen"), "{late}");
         assert!(file.read(7).is_err_and(|error| error.refused().is_some()));
         assert_eq!(std::fs::read(file.path()).expect("there"), b"five again");

@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard};
 
 use super::{Refused, judge};
+use crate::rule::fence::Fence;
 
 /// The fence and the resource of a request: `Leasehold-Fence: RESOURCE=FENCE`.
 ///
@@ -24,16 +25,18 @@ use super::{Refused, judge};
 /// assert_eq!("order:42=1234".parse(), Ok(header));
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct FenceHeader {
     /// The resource of the request.
     pub resource: String,
     /// The fence of the lease under which the client makes it.
-    pub fence: u64,
+    pub fence: Fence,
 }
 
 /// A text that is no [`FenceHeader`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("a `Leasehold-Fence` header is `RESOURCE=FENCE`; {reason}")]
+#[non_exhaustive]
 pub struct HeaderError {
     /// What does not fit.
     pub reason: &'static str,
@@ -47,8 +50,8 @@ impl FenceHeader {
     pub const RESOURCE_BYTES_MAX: usize = 512;
 
     /// The header for a request under a lease with this fence.
-    pub fn new(resource: impl Into<String>, fence: u64) -> Self {
-        Self { resource: resource.into(), fence }
+    pub fn new(resource: impl Into<String>, fence: impl Into<Fence>) -> Self {
+        Self { resource: resource.into(), fence: fence.into() }
     }
 }
 
@@ -82,8 +85,8 @@ impl FromStr for FenceHeader {
         if fence.is_empty() || !fence.bytes().all(|byte| byte.is_ascii_digit()) {
             return bad("its fence is no number");
         }
-        match fence.parse() {
-            Ok(fence) => Ok(Self { resource, fence }),
+        match fence.parse::<u64>() {
+            Ok(fence) => Ok(Self::new(resource, fence)),
             Err(_) => bad("its fence is too large"),
         }
     }
@@ -186,17 +189,23 @@ struct Seat {
     turn: Arc<AsyncMutex<()>>,
 }
 
+impl Seat {
+    fn highest(&self) -> Fence {
+        self.highest.load(Ordering::Acquire).into()
+    }
+}
+
 /// The right to access a resource until it is dropped.
 #[derive(Debug)]
 #[must_use = "others are let in as soon as it is dropped"]
 pub struct Turn {
-    fence: u64,
+    fence: Fence,
     _turn: OwnedMutexGuard<()>,
 }
 
 impl Turn {
     /// The fence of the request.
-    pub fn fence(&self) -> u64 {
+    pub fn fence(&self) -> Fence {
         self.fence
     }
 }
@@ -209,16 +218,18 @@ impl HighestSeen {
     }
 
     /// A guard that goes on from another one's snapshot.
-    pub fn restore(limit: usize, seen: impl IntoIterator<Item = (String, u64)>) -> Self {
-        let seat = |highest| Arc::new(Seat { highest: AtomicU64::new(highest), ..Seat::default() });
+    pub fn restore(limit: usize, seen: impl IntoIterator<Item = (String, Fence)>) -> Self {
+        let seat = |highest: Fence| {
+            let highest = AtomicU64::new(highest.as_u64());
+            Arc::new(Seat { highest, ..Seat::default() })
+        };
         let seats = seen.into_iter().map(|(resource, highest)| (resource, seat(highest)));
         Self { limit, seats: Mutex::new(seats.collect()) }
     }
 
     /// The greatest fence of each resource.
-    pub fn snapshot(&self) -> Vec<(String, u64)> {
-        let highest = |seat: &Seat| seat.highest.load(Ordering::Acquire);
-        self.seats().iter().map(|(resource, seat)| (resource.clone(), highest(seat))).collect()
+    pub fn snapshot(&self) -> Vec<(String, Fence)> {
+        self.seats().iter().map(|(resource, seat)| (resource.clone(), seat.highest())).collect()
     }
 
     /// Waits for its turn at the resource; refuses an old fence and remembers a new one.
@@ -226,13 +237,18 @@ impl HighestSeen {
     /// # Cancel safety
     ///
     /// Dropping the future gives up its place; the guard does not remember the fence.
-    pub async fn enter(&self, resource: &str, fence: u64) -> Result<Turn, HttpRefusal> {
+    pub async fn enter(
+        &self,
+        resource: &str,
+        fence: impl Into<Fence>,
+    ) -> Result<Turn, HttpRefusal> {
+        let fence = fence.into();
         let seat = self.seat(resource)?;
         // Refuses an old fence at once, without waiting.
-        judge(resource, fence, seat.highest.load(Ordering::Acquire))?;
+        judge(resource, fence, seat.highest())?;
         let turn = Arc::clone(&seat.turn).lock_owned().await;
-        judge(resource, fence, seat.highest.load(Ordering::Acquire))?;
-        seat.highest.store(fence, Ordering::Release);
+        judge(resource, fence, seat.highest())?;
+        seat.highest.store(fence.as_u64(), Ordering::Release);
         Ok(Turn { fence, _turn: turn })
     }
 

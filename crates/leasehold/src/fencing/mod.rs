@@ -19,7 +19,7 @@
 //! check, with fences of one name.
 //!
 //! The remembered fences must last as long as the store of the locks. A restored backup sets that
-//! store back to an older state. Then [`bump_epoch`](crate::Client::bump_epoch) raises its fences
+//! store back to an older state. Then [`bump_epoch`](crate::Admin::bump_epoch) raises its fences
 //! above all that guards may have seen.
 
 mod file;
@@ -40,18 +40,21 @@ pub use redis::{GuardedRedis, GuardedScript};
 #[cfg(feature = "sqlite")]
 pub use sqlite::GuardedSqlite;
 
+use crate::rule::fence::Fence;
+
 /// An access that came too late: a holder of a newer lease came first.
 ///
 /// Stop, and do not try again with the same lease.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("fence {given} is old: {highest} was seen for `{resource}`; the lease was lost")]
+#[non_exhaustive]
 pub struct Refused {
     /// The resource.
     pub resource: String,
     /// The fence of the access.
-    pub given: u64,
+    pub given: Fence,
     /// The greatest fence that the guard has seen.
-    pub highest: u64,
+    pub highest: Fence,
 }
 
 /// Why a guarded access failed. `E` is the error of the store that has the data.
@@ -85,7 +88,7 @@ impl<E> GuardError<E> {
 }
 
 /// Refuses a fence that is smaller than the greatest one seen.
-fn judge(resource: &str, given: u64, highest: u64) -> Result<(), Refused> {
+fn judge(resource: &str, given: Fence, highest: Fence) -> Result<(), Refused> {
     match given < highest {
         true => Err(Refused { resource: resource.to_owned(), given, highest }),
         false => Ok(()),
@@ -94,8 +97,8 @@ fn judge(resource: &str, given: u64, highest: u64) -> Result<(), Refused> {
 
 /// A fence for stores whose numbers have a sign.
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
-fn signed<E>(resource: &str, fence: u64) -> Result<i64, GuardError<E>> {
-    i64::try_from(fence).map_err(|_| GuardError::Unusable {
+fn signed<E>(resource: &str, fence: Fence) -> Result<i64, GuardError<E>> {
+    i64::try_from(fence.as_u64()).map_err(|_| GuardError::Unusable {
         resource: resource.to_owned(),
         reason: "the fence is larger than any that a store gives out",
     })

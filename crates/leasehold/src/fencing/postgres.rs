@@ -4,6 +4,7 @@ use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Row, Transaction};
 
 use super::{GuardError, judge, signed};
+use crate::rule::fence::Fence;
 
 const GUARDS: &str = include_str!("../engines/postgres/table/guards.sql");
 
@@ -72,7 +73,13 @@ impl GuardedPostgres {
     ///
     /// Other checks of the same resource wait until the transaction ends, so no newer fence can
     /// come in between. A commit makes the new fence count: commit read-only transactions, too.
-    pub async fn check(&self, change: &Transaction<'_>, resource: &str, fence: u64) -> Result<()> {
+    pub async fn check(
+        &self,
+        change: &Transaction<'_>,
+        resource: &str,
+        fence: impl Into<Fence>,
+    ) -> Result<()> {
+        let fence = fence.into();
         let number = signed(resource, fence)?;
         // It locks the row in any case. It returns no row if the remembered fence is greater.
         let raise = format!(
@@ -91,7 +98,7 @@ impl GuardedPostgres {
         let look = format!("SELECT fence FROM {}.guards WHERE resource = $1", self.schema);
         let rows = self.ask(change, &look, &[(&resource, Type::TEXT)]).await?;
         let highest = rows.first().map_or(i64::MAX, |row| row.get(0));
-        judge(resource, fence, u64::try_from(highest).unwrap_or(u64::MAX))?;
+        judge(resource, fence, u64::try_from(highest).unwrap_or(u64::MAX).into())?;
         Err(GuardError::Unusable { resource: resource.to_owned(), reason: "its row vanished" })
     }
 

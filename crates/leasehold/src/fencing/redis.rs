@@ -4,6 +4,7 @@ use redis::aio::ConnectionLike;
 use redis::{FromRedisValue, RedisError, Script, ToRedisArgs};
 
 use super::{GuardError, Refused};
+use crate::rule::fence::Fence;
 
 type Result<T> = std::result::Result<T, GuardError<RedisError>>;
 
@@ -56,7 +57,7 @@ impl GuardedRedis {
         db: &mut impl ConnectionLike,
         key: &str,
         value: impl ToRedisArgs,
-        fence: u64,
+        fence: impl Into<Fence>,
     ) -> Result<()> {
         self.set.run(db, key, fence, &[key], &[value]).await
     }
@@ -66,7 +67,7 @@ impl GuardedRedis {
         &self,
         db: &mut impl ConnectionLike,
         key: &str,
-        fence: u64,
+        fence: impl Into<Fence>,
     ) -> Result<T> {
         self.get.run(db, key, fence, &[key], &[] as &[&str]).await
     }
@@ -102,16 +103,17 @@ impl GuardedScript {
         &self,
         db: &mut impl ConnectionLike,
         resource: &str,
-        fence: u64,
+        fence: impl Into<Fence>,
         keys: &[&str],
         arguments: &[impl ToRedisArgs],
     ) -> Result<T> {
+        let fence = fence.into();
         let mut call = self.script.prepare_invoke();
         call.key(GuardedRedis::fence_key(resource));
         for key in keys {
             call.key(*key);
         }
-        call.arg(fence);
+        call.arg(fence.as_u64());
         for argument in arguments {
             call.arg(argument);
         }
@@ -119,11 +121,14 @@ impl GuardedScript {
     }
 }
 
-fn translate(resource: &str, given: u64, error: RedisError) -> GuardError<RedisError> {
+fn translate(resource: &str, given: Fence, error: RedisError) -> GuardError<RedisError> {
     let resource = resource.to_owned();
     match error.code() {
         Some("FENCED") => {
-            let highest = error.detail().and_then(|detail| detail.rsplit(' ').next()?.parse().ok());
+            let highest = error
+                .detail()
+                .and_then(|detail| detail.rsplit(' ').next()?.parse().ok())
+                .map(u64::into);
             match highest {
                 Some(highest) => GuardError::Refused(Refused { resource, given, highest }),
                 None => GuardError::Store(error),

@@ -3,6 +3,7 @@
 use rusqlite::{Connection, OptionalExtension, Transaction};
 
 use super::{GuardError, judge, signed};
+use crate::rule::fence::Fence;
 
 type Result<T> = std::result::Result<T, GuardError<rusqlite::Error>>;
 
@@ -48,10 +49,16 @@ impl GuardedSqlite {
     /// It keeps other connections from writing to the database until the transaction ends, so no
     /// newer fence can come in between. A commit makes the new fence count: commit transactions
     /// that only read, too.
-    pub fn check(&self, change: &Transaction<'_>, resource: &str, fence: u64) -> Result<()> {
+    pub fn check(
+        &self,
+        change: &Transaction<'_>,
+        resource: &str,
+        fence: impl Into<Fence>,
+    ) -> Result<()> {
+        let fence = fence.into();
         let number = signed(resource, fence)?;
         let highest = raise(change, resource, number).map_err(GuardError::Store)?;
-        Ok(judge(resource, fence, u64::try_from(highest).unwrap_or(0))?)
+        Ok(judge(resource, fence, u64::try_from(highest).unwrap_or(0).into())?)
     }
 
     /// Forgets a resource whose fences will never be checked again.
@@ -101,7 +108,11 @@ mod tests {
         }
         let change = db.transaction().expect("begun");
         let late = guard.check(&change, "r", 7).expect_err("8 was here");
-        let expected = super::super::Refused { resource: "r".into(), given: 7, highest: 8 };
+        let expected = super::super::Refused {
+            resource: "r".into(),
+            given: 7_u64.into(),
+            highest: 8_u64.into(),
+        };
         assert_eq!(late.refused(), Some(&expected));
         guard.check(&change, "other", 1).expect("another resource");
         guard.forget(&change, "r").expect("forgotten");

@@ -11,9 +11,11 @@ use futures_util::stream::{self, BoxStream, StreamExt};
 
 use crate::client::Client;
 use crate::engine::{Event, Query};
-use crate::error::{Error, LostCause, Result};
+use crate::error::{Error, LostCause, Result, TryLockError};
 use crate::lease::Lease;
+use crate::options::LockOptions;
 use crate::rule::claim::{Holder, Mode, Released};
+use crate::rule::fence::Fence;
 use crate::rule::name::Name;
 use crate::runtime::acquire::Request;
 
@@ -53,11 +55,12 @@ pub struct Election {
 
 /// A leader, as others see it.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Leader {
     /// The leader's identity.
     pub holder: Holder,
     /// Its term: greater than that of every leader before.
-    pub term: u64,
+    pub term: Fence,
     /// The leader's own text: an address, for instance.
     pub payload: String,
 }
@@ -73,6 +76,11 @@ impl Election {
         Self { request: self.request.ttl(ttl) }
     }
 
+    /// Sets options. Other options stay as they are. The payload of a campaign is its note.
+    pub fn options(self, options: LockOptions) -> Self {
+        Self { request: self.request.options(options) }
+    }
+
     /// Waits to become the leader for as long as it takes, in order of arrival. `payload` is for
     /// observers to read from the first moment on: up to 4 KiB.
     ///
@@ -83,7 +91,7 @@ impl Election {
         self.request.clone().note(payload).acquire().await.map(Leadership)
     }
 
-    /// Waits to become the leader for at most `span`; `None` if it was not elected by then.
+    /// Waits to become the leader for at most `span`. If another leads by then, says who.
     ///
     /// # Cancel safety
     ///
@@ -92,8 +100,8 @@ impl Election {
         &self,
         span: Duration,
         payload: impl Into<String>,
-    ) -> Result<Option<Leadership>> {
-        Ok(self.request.clone().note(payload).acquire_within(span).await?.map(Leadership))
+    ) -> Result<Leadership, TryLockError> {
+        self.request.clone().note(payload).acquire_within(span).await.map(Leadership)
     }
 
     /// The present leader.
@@ -182,7 +190,7 @@ pub struct Leadership(Lease);
 impl Leadership {
     /// The number of this term, the lease's fence: greater than that of every leader before. Pass
     /// it to each resource that the leader changes, and let the resource refuse smaller ones.
-    pub fn term(&self) -> u64 {
+    pub fn term(&self) -> Fence {
         self.0.fence()
     }
 
@@ -220,7 +228,7 @@ impl Deref for Leadership {
 
 /// Reads the leader, and how long it leads without a renewal.
 async fn look(client: &Client, name: &Name) -> Result<Option<(Leader, Duration)>> {
-    let line = client.show(name.as_str()).await?;
+    let line = client.line(name.as_str()).await?;
     let first = line.and_then(|line| line.held.into_iter().next());
     Ok(first.filter(|first| first.mode == Mode::Exclusive).map(|first| {
         let payload = first.note.text().to_owned();
@@ -242,7 +250,7 @@ impl Observer {
     /// so it misses no event in between.
     async fn listen(&mut self) -> Result<()> {
         if self.events.is_none() && self.client.parts().watch.is_some() {
-            self.events = Some(self.client.watch(&Query::name(self.name.clone())).await?);
+            self.events = Some(self.client.admin().watch(&Query::name(self.name.clone())).await?);
         }
         Ok(())
     }

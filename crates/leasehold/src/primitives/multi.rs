@@ -11,11 +11,13 @@ use futures_util::future::select_all;
 
 use crate::client::Client;
 use crate::clock::Moment;
-use crate::error::{Error, Invalid, LostCause, Result};
+use crate::error::{Error, Invalid, LostCause, Result, TryLockError};
 use crate::lease::Lease;
+use crate::options::LockOptions;
 use crate::rule::claim::Standing;
 use crate::rule::name::Name;
 use crate::runtime::acquire::{ClaimGuard, FIRST_ANSWER, NO_WAIT, Request};
+use crate::runtime::refusal::explained;
 
 /// The most names in one exchange, so that an exchange does not hold up the store for long.
 const AT_ONCE_MAX: usize = 128;
@@ -68,45 +70,58 @@ impl Multi {
         Ok(sorted)
     }
 
+    /// Sets options of each of them. Other options stay as they are.
+    pub fn options(self, options: LockOptions) -> Self {
+        let each = |request: Request| request.options(options.clone());
+        Self { requests: self.requests.map(|all| all.into_iter().map(each).collect()) }
+    }
+
     /// Waits until the caller holds all of them, for as long as it takes.
     ///
     /// # Cancel safety
     ///
     /// Dropping the future at any point gives back the leases taken so far and leaves every line.
     pub async fn lock(&self) -> Result<Leases> {
-        match self.lock_until(None).await? {
-            Some(leases) => Ok(leases),
-            // Without a deadline it always ends with the leases or an error.
-            None => Err(Error::Closed),
-        }
+        // Without a deadline it always ends with the leases or a failure.
+        Ok(Self::lock_until(self.requests()?, None).await?)
     }
 
-    /// Takes them if all are free now; `None` if one is not.
+    /// Takes them if all are free now; else says which is not, and who holds it.
     ///
     /// # Cancel safety
     ///
     /// As [`lock`](Self::lock).
-    pub async fn try_lock(&self) -> Result<Option<Leases>> {
-        self.lock_until(Some(NO_WAIT)).await
+    pub async fn try_lock(&self) -> Result<Leases, TryLockError> {
+        let requests = self.requests()?;
+        let keeper = &requests[0].client().inner.keeper;
+        explained(keeper, Self::lock_until(requests, Some(NO_WAIT)).await).await
     }
 
-    /// Waits for at most `span` in all; `None` if the caller did not hold all by then.
+    /// Waits for at most `span` in all. If the caller did not hold all by then, says which name was
+    /// in the way, and who holds it.
     ///
     /// # Cancel safety
     ///
     /// As [`lock`](Self::lock).
-    pub async fn lock_within(&self, span: Duration) -> Result<Option<Leases>> {
-        let requests = self.requests.as_ref().map_err(Invalid::clone)?;
-        let now = requests[0].client().inner.keeper.clock.now();
-        self.lock_until(Some(now + span)).await
+    pub async fn lock_within(&self, span: Duration) -> Result<Leases, TryLockError> {
+        let requests = self.requests()?;
+        let keeper = &requests[0].client().inner.keeper;
+        let deadline = keeper.clock.now() + span;
+        explained(keeper, Self::lock_until(requests, Some(deadline)).await).await
     }
 
-    async fn lock_until(&self, deadline: Option<Moment>) -> Result<Option<Leases>> {
-        let requests = self.requests.as_ref().map_err(Invalid::clone)?;
+    fn requests(&self) -> Result<&[Request]> {
+        self.requests.as_deref().map_err(|invalid| invalid.clone().into())
+    }
+
+    async fn lock_until(
+        requests: &[Request],
+        deadline: Option<Moment>,
+    ) -> Result<Leases, TryLockError> {
         match at_once(requests, deadline).await {
-            Ok(Some(leases)) => return Ok(Some(Leases { leases })),
+            Ok(Some(leases)) => return Ok(Leases { leases }),
             Ok(None) => {}
-            Err(error) => return Err(told_apart(requests, error).await),
+            Err(error) => return Err(told_apart(requests, error).await.into()),
         }
         // A long wait for the last name may outlast the lease on the first one. The caller has not
         // used that lease yet, so it is enough to begin again, with the same deadline.
@@ -118,13 +133,10 @@ impl Multi {
                     _lost = leases.lost() => break,
                     lease = request.acquire_until(deadline) => lease?,
                 };
-                match lease {
-                    Some(lease) => leases.leases.push(lease),
-                    None => return Ok(None),
-                }
+                leases.leases.push(lease);
             }
             if leases.leases.len() == requests.len() && leases.are_held() {
-                return Ok(Some(leases));
+                return Ok(leases);
             }
             tracing::info!("a lease was lost before the last one was granted; beginning again");
         }
@@ -277,7 +289,7 @@ impl Client {
     /// # }
     /// ```
     pub fn mutexes(&self, names: impl IntoIterator<Item = impl AsRef<str>>) -> Multi {
-        Multi::new(names.into_iter().map(|name| self.claim(name)))
+        Multi::new(names.into_iter().map(|name| self.request(name)))
     }
 
     /// Claims of this client on several names, each with its own mode and options, all or none.

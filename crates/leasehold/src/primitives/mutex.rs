@@ -3,15 +3,16 @@
 use std::time::Duration;
 
 use crate::client::Client;
-use crate::error::Result;
+use crate::error::{Result, TryLockError};
 use crate::lease::Lease;
+use crate::options::LockOptions;
 use crate::runtime::acquire::Request;
 
 /// A lock that one holder at a time has; made by [`Client::mutex`].
 ///
 /// The value holds nothing itself: keep it, clone it and use it from many tasks. Each `lock` is a
-/// claim of its own, so a second one waits for the first unless it is
-/// [`reentrant`](Self::reentrant).
+/// claim of its own, so a second one waits for the first unless the option
+/// [`reentrant`](LockOptions::reentrant) is set.
 #[derive(Debug, Clone)]
 #[must_use = "it does nothing until it is asked for a lease"]
 pub struct Mutex {
@@ -33,36 +34,9 @@ impl Mutex {
         Self { request: self.request.note(note) }
     }
 
-    /// Whether the client renews the lease until the caller gives it back.
-    pub fn renew(self, renew: bool) -> Self {
-        Self { request: self.request.renew(renew) }
-    }
-
-    /// Gives the lease back after this long, even if its holder still works.
-    pub fn max_hold(self, span: Duration) -> Self {
-        Self { request: self.request.max_hold(span) }
-    }
-
-    /// Keeps the name closed for at least this long.
-    pub fn hold_at_least(self, span: Duration) -> Self {
-        Self { request: self.request.hold_at_least(span) }
-    }
-
-    /// Keeps the name closed for this long after a failure lost the lease; see
-    /// [`Request::lock_delay`].
-    pub fn lock_delay(self, span: Duration) -> Self {
-        Self { request: self.request.lock_delay(span) }
-    }
-
-    /// Lets the same client enter again while it holds. Each entry has the same fence and counts.
-    pub fn reentrant(self) -> Self {
-        Self { request: self.request.reentrant() }
-    }
-
-    /// Whether to look for deadlocks while this waits. The default is the client's setting, which
-    /// is yes by default.
-    pub fn deadlock_detection(self, on: bool) -> Self {
-        Self { request: self.request.deadlock_detection(on) }
+    /// Sets options. Other options stay as they are.
+    pub fn options(self, options: LockOptions) -> Self {
+        Self { request: self.request.options(options) }
     }
 
     /// Waits for the lock for as long as it takes.
@@ -74,16 +48,16 @@ impl Mutex {
         self.request.acquire()
     }
 
-    /// Takes the lock if it is free now; `None` if it is not.
+    /// Takes the lock if it is free now; else says who holds it.
     ///
     /// # Cancel safety
     ///
     /// As [`lock`](Self::lock).
-    pub fn try_lock(&self) -> impl Future<Output = Result<Option<Lease>>> + Send + '_ {
+    pub fn try_lock(&self) -> impl Future<Output = Result<Lease, TryLockError>> + Send + '_ {
         self.request.try_acquire()
     }
 
-    /// Waits for the lock for at most `span`; `None` if it was not granted by then.
+    /// Waits for the lock for at most `span`. If it was not granted by then, says who holds it.
     ///
     /// # Cancel safety
     ///
@@ -91,7 +65,7 @@ impl Mutex {
     pub fn lock_within(
         &self,
         span: Duration,
-    ) -> impl Future<Output = Result<Option<Lease>>> + Send + '_ {
+    ) -> impl Future<Output = Result<Lease, TryLockError>> + Send + '_ {
         self.request.acquire_within(span)
     }
 

@@ -9,11 +9,12 @@ use std::time::Duration;
 
 use crate::clock::Moment;
 use crate::engine::{ClaimView, unsupported};
-use crate::error::{Error, Kind, LostCause, Result};
+use crate::error::{Error, Kind, LostCause, Result, UnlessHeld};
 use crate::lease::Lease;
 use crate::primitives::rate_limiter::check_period;
 use crate::rule::claim::{Holder, Note};
-use crate::runtime::acquire::Request;
+use crate::rule::fence::Fence;
+use crate::runtime::acquire::{NO_WAIT, Request};
 
 /// How long, by default, a run that died holds up the others.
 const TTL_DEFAULT: Duration = Duration::from_secs(30);
@@ -96,13 +97,14 @@ pub enum Outcome<T, E> {
 
 /// A run as others see it.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct LastRun {
     /// Its state.
     pub state: RunState,
     /// Its holder.
     pub by: Holder,
     /// Its fence.
-    pub fence: u64,
+    pub fence: Fence,
     /// How long ago it started.
     pub started: Duration,
     /// How long until the next run may start, if the store hears no more of this one.
@@ -181,9 +183,9 @@ impl Once {
                 let ran = run.within(self.longest, work(&run.lease)).await;
                 let (why, ran) = match ran {
                     Ok(value) => (value.as_ref().err().map(ToString::to_string), Ok(value)),
-                    Err(LostCause::MaxHold) => {
-                        let why = LostCause::MaxHold.to_string();
-                        (Some(why), Err(LostCause::MaxHold))
+                    Err(LostCause::HoldAtMost) => {
+                        let why = LostCause::HoldAtMost.to_string();
+                        (Some(why), Err(LostCause::HoldAtMost))
                     }
                     Err(cause) => return Err(Error::Lost { name, cause }),
                 };
@@ -210,7 +212,7 @@ impl Once {
         let request = self.request.clone().ttl(ttl).note(note_of(&RunState::Running));
         for _ in 0..TRIES_MAX {
             let begun = self.request.client().inner.keeper.clock.now();
-            if let Some(lease) = request.try_acquire().await? {
+            if let Some(lease) = request.ask_until(Some(NO_WAIT)).await.unless_held()? {
                 let (every, retry_failed) = (self.every, self.retry_failed);
                 return Ok(Ok(Run { lease, begun, every, retry_failed }));
             }
@@ -218,7 +220,8 @@ impl Once {
             match self.last().await? {
                 Some(last) if self.again && last.state != RunState::Running => {
                     let (client, fences) = (self.request.client(), [last.fence]);
-                    client.force_release_fences(self.request.name()?, &fences, "again").await?;
+                    let name = self.request.name()?;
+                    client.admin().force_release_fences(name, &fences, "again").await?;
                 }
                 Some(last) => return Ok(Err(Some(last))),
                 None => {}
@@ -231,7 +234,7 @@ impl Once {
     /// in use as a lock is [`Error::Mismatch`].
     pub async fn last(&self) -> Result<Option<LastRun>> {
         let name = self.request.name()?;
-        let Some(line) = self.request.client().show(name.as_str()).await? else {
+        let Some(line) = self.request.client().line(name.as_str()).await? else {
             return Ok(None);
         };
         let mut claims = line.held.iter().chain(&line.waiting);
@@ -282,7 +285,7 @@ impl Run {
         tokio::select! {
             biased;
             ran = self.lease.while_held(work) => ran,
-            () = self.lease.sleep_until(until), if longest.is_some() => Err(LostCause::MaxHold),
+            () = self.lease.sleep_until(until), if longest.is_some() => Err(LostCause::HoldAtMost),
         }
     }
 

@@ -7,9 +7,10 @@
 
 use std::time::Duration;
 
-use crate::error::{Error, Invalid, Result};
+use crate::error::{Error, Invalid, Result, UnlessHeld};
+use crate::options::LockOptions;
 use crate::rule::claim::{Mode, Ttl};
-use crate::runtime::acquire::Request;
+use crate::runtime::acquire::{NO_WAIT, Request};
 use crate::runtime::facts::note_of_unit;
 
 /// The most units in a period: each is a claim in one line, and a line has its limit.
@@ -70,7 +71,8 @@ pub enum Unit {
 impl RateLimiter {
     pub(crate) fn new(request: Request, units: u32, period: Duration) -> Self {
         let mode = Mode::Permits { take: 1, of: units };
-        let request = request.mode(mode).ttl(period).renew(false).note(note_of_unit(""));
+        let unit = LockOptions::new().ttl(period).renew(false).note(note_of_unit(""));
+        let request = request.mode(mode).options(unit);
         Self { request, units, period }
     }
 
@@ -97,7 +99,7 @@ impl RateLimiter {
     /// As [`acquire`](Self::acquire).
     pub async fn try_acquire(&self) -> Result<Unit> {
         self.check()?;
-        match self.request.try_acquire().await? {
+        match self.request.ask_until(Some(NO_WAIT)).await.unless_held()? {
             Some(lease) => lease.detach().await.map(|_handle| Unit::Taken),
             None => self.due().await,
         }
@@ -110,7 +112,8 @@ impl RateLimiter {
     /// As [`acquire`](Self::acquire).
     pub async fn acquire_within(&self, span: Duration) -> Result<Unit> {
         self.check()?;
-        match self.request.acquire_within(span).await? {
+        let deadline = self.request.client().inner.keeper.clock.now() + span;
+        match self.request.ask_until(Some(deadline)).await.unless_held()? {
             Some(lease) => lease.detach().await.map(|_handle| Unit::Taken),
             None => self.due().await,
         }
@@ -119,7 +122,7 @@ impl RateLimiter {
     /// When a caller that came now would get a unit: after one for each waiting claim has ended.
     async fn due(&self) -> Result<Unit> {
         let name = self.request.name()?;
-        let line = self.request.client().show(name.as_str()).await?;
+        let line = self.request.client().line(name.as_str()).await?;
         let Some(line) = line else { return Ok(Unit::DueIn(Duration::ZERO)) };
         let mut ends: Vec<Duration> = line.held.iter().map(|unit| unit.remaining).collect();
         ends.sort_unstable();

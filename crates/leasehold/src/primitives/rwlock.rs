@@ -6,8 +6,9 @@
 use std::ops::Deref;
 use std::time::Duration;
 
-use crate::error::{Error, LostCause, Result};
+use crate::error::{Error, Invalid, LostCause, Result, TryLockError};
 use crate::lease::Lease;
+use crate::options::LockOptions;
 use crate::rule::claim::{Amended, Mode, Released};
 use crate::runtime::acquire::Request;
 
@@ -16,13 +17,15 @@ use crate::runtime::acquire::Request;
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> leasehold::Result<()> {
+/// use leasehold::UnlessHeld;
+///
 /// let client = leasehold::connect("memory:").await?;
 /// let lock = client.rwlock("catalogue");
 /// let writer = lock.write().await?;
 /// // Written; now let others read beside us, and no writer in between.
 /// let reader = writer.downgrade().await?;
-/// assert!(lock.try_read().await?.is_some());
-/// assert!(lock.try_write().await?.is_none());
+/// assert!(lock.try_read().await.is_ok());
+/// assert!(lock.try_write().await.unless_held()?.is_none());
 /// reader.release().await?;
 /// # Ok(())
 /// # }
@@ -52,13 +55,19 @@ impl RwLock {
         Self { request: self.request.note(note) }
     }
 
-    /// Gives a lease back after this long, even if its holder still works.
-    pub fn max_hold(self, span: Duration) -> Self {
-        Self { request: self.request.max_hold(span) }
+    /// Sets options. Other options stay as they are. A read/write lock cannot be
+    /// [`reentrant`](LockOptions::reentrant).
+    pub fn options(self, options: LockOptions) -> Self {
+        Self { request: self.request.options(options) }
     }
 
-    fn as_mode(&self, mode: Mode) -> Request {
-        self.request.clone().mode(mode)
+    /// The request for a mode. Two entries of one writer could downgrade it under each other.
+    fn as_mode(&self, mode: Mode) -> Result<Request> {
+        if self.request.is_reentrant() {
+            let (what, rule) = ("reentrant", "only for exclusive locks");
+            return Err(Error::Invalid(Invalid::Setting { what, rule }));
+        }
+        Ok(self.request.clone().mode(mode))
     }
 
     /// Waits to read for as long as it takes: until no writer holds or waits before it.
@@ -67,25 +76,25 @@ impl RwLock {
     ///
     /// Dropping the future at any point takes the claim out of the line; a place in line is lost.
     pub async fn read(&self) -> Result<ReadLease> {
-        self.as_mode(Mode::Shared).acquire().await.map(ReadLease::new)
+        self.as_mode(Mode::Shared)?.acquire().await.map(ReadLease::new)
     }
 
-    /// Reads if that is possible now; `None` if a writer holds or waits.
+    /// Reads if that is possible now; not while a writer holds or waits.
     ///
     /// # Cancel safety
     ///
     /// As [`read`](Self::read).
-    pub async fn try_read(&self) -> Result<Option<ReadLease>> {
-        Ok(self.as_mode(Mode::Shared).try_acquire().await?.map(ReadLease::new))
+    pub async fn try_read(&self) -> Result<ReadLease, TryLockError> {
+        self.as_mode(Mode::Shared)?.try_acquire().await.map(ReadLease::new)
     }
 
-    /// Waits to read for at most `span`; `None` if it was not granted by then.
+    /// Waits to read for at most `span`. If it was not granted by then, says who holds.
     ///
     /// # Cancel safety
     ///
     /// As [`read`](Self::read).
-    pub async fn read_within(&self, span: Duration) -> Result<Option<ReadLease>> {
-        Ok(self.as_mode(Mode::Shared).acquire_within(span).await?.map(ReadLease::new))
+    pub async fn read_within(&self, span: Duration) -> Result<ReadLease, TryLockError> {
+        self.as_mode(Mode::Shared)?.acquire_within(span).await.map(ReadLease::new)
     }
 
     /// Waits to write for as long as it takes: until all claims before it have ended.
@@ -94,25 +103,25 @@ impl RwLock {
     ///
     /// As [`read`](Self::read). The readers that waited behind it go on.
     pub async fn write(&self) -> Result<WriteLease> {
-        self.as_mode(Mode::Exclusive).acquire().await.map(WriteLease)
+        self.as_mode(Mode::Exclusive)?.acquire().await.map(WriteLease)
     }
 
-    /// Writes if that is possible now; `None` if another claim holds or waits.
+    /// Writes if that is possible now; not while another claim holds or waits.
     ///
     /// # Cancel safety
     ///
     /// As [`write`](Self::write).
-    pub async fn try_write(&self) -> Result<Option<WriteLease>> {
-        Ok(self.as_mode(Mode::Exclusive).try_acquire().await?.map(WriteLease))
+    pub async fn try_write(&self) -> Result<WriteLease, TryLockError> {
+        self.as_mode(Mode::Exclusive)?.try_acquire().await.map(WriteLease)
     }
 
-    /// Waits to write for at most `span`; `None` if it was not granted by then.
+    /// Waits to write for at most `span`. If it was not granted by then, says who holds.
     ///
     /// # Cancel safety
     ///
     /// As [`write`](Self::write).
-    pub async fn write_within(&self, span: Duration) -> Result<Option<WriteLease>> {
-        Ok(self.as_mode(Mode::Exclusive).acquire_within(span).await?.map(WriteLease))
+    pub async fn write_within(&self, span: Duration) -> Result<WriteLease, TryLockError> {
+        self.as_mode(Mode::Exclusive)?.acquire_within(span).await.map(WriteLease)
     }
 }
 

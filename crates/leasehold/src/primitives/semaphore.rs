@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use crate::error::Result;
+use crate::error::{Result, TryLockError};
 use crate::lease::Lease;
+use crate::options::LockOptions;
 use crate::rule::claim::Mode;
 use crate::runtime::acquire::Request;
 
@@ -13,11 +14,14 @@ use crate::runtime::acquire::Request;
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> leasehold::Result<()> {
+/// use leasehold::UnlessHeld;
+///
 /// let client = leasehold::connect("memory:").await?;
 /// let uploads = client.semaphore("uploads", 4);
 /// let one = uploads.acquire().await?;
 /// let three = uploads.acquire_many(3).await?;
-/// assert!(uploads.try_acquire().await?.is_none(), "all four are out");
+/// let fifth = uploads.try_acquire().await.unless_held()?;
+/// assert!(fifth.is_none(), "all four are out");
 /// three.release().await?;
 /// one.release().await?;
 /// # Ok(())
@@ -28,7 +32,7 @@ use crate::runtime::acquire::Request;
 /// order of arrival, so claims for one permit do not overtake a claim for many. All claims on a
 /// name must have the same limit. While the line is in use, another limit gets
 /// [`Error::Mismatch`](crate::Error::Mismatch). An administrator changes the limit with
-/// [`Client::resize`](crate::Client::resize).
+/// [`Admin::resize`](crate::Admin::resize).
 #[derive(Debug, Clone)]
 #[must_use = "it does nothing until it is asked for a lease"]
 pub struct Semaphore {
@@ -56,9 +60,9 @@ impl Semaphore {
         Self { request: self.request.note(note), ..self }
     }
 
-    /// Gives permits back after this long, even if their holder still works.
-    pub fn max_hold(self, span: Duration) -> Self {
-        Self { request: self.request.max_hold(span), ..self }
+    /// Sets options. Other options stay as they are.
+    pub fn options(self, options: LockOptions) -> Self {
+        Self { request: self.request.options(options), ..self }
     }
 
     fn take(&self, take: u32) -> Request {
@@ -83,40 +87,44 @@ impl Semaphore {
         self.take(take).acquire().await
     }
 
-    /// Takes one permit if one is free now and no claim waits; `None` otherwise.
+    /// Takes one permit if one is free now and no claim waits; else says who holds.
     ///
     /// # Cancel safety
     ///
     /// As [`acquire`](Self::acquire).
-    pub async fn try_acquire(&self) -> Result<Option<Lease>> {
+    pub async fn try_acquire(&self) -> Result<Lease, TryLockError> {
         self.try_acquire_many(1).await
     }
 
-    /// Takes `take` permits at once if they are free now and no claim waits; `None` otherwise.
+    /// Takes `take` permits at once if they are free now and no claim waits; else says who holds.
     ///
     /// # Cancel safety
     ///
     /// As [`acquire`](Self::acquire).
-    pub async fn try_acquire_many(&self, take: u32) -> Result<Option<Lease>> {
+    pub async fn try_acquire_many(&self, take: u32) -> Result<Lease, TryLockError> {
         self.take(take).try_acquire().await
     }
 
-    /// Waits for one permit for at most `span`; `None` if it was not granted by then.
+    /// Waits for one permit for at most `span`. If it was not granted by then, says who holds.
     ///
     /// # Cancel safety
     ///
     /// As [`acquire`](Self::acquire).
-    pub async fn acquire_within(&self, span: Duration) -> Result<Option<Lease>> {
+    pub async fn acquire_within(&self, span: Duration) -> Result<Lease, TryLockError> {
         self.acquire_many_within(1, span).await
     }
 
-    /// Waits for `take` permits at once for at most `span`; `None` if they were not granted by
-    /// then.
+    /// Waits for `take` permits at once for at most `span`. If they were not granted by then, says
+    /// who holds.
     ///
     /// # Cancel safety
     ///
     /// As [`acquire`](Self::acquire).
-    pub async fn acquire_many_within(&self, take: u32, span: Duration) -> Result<Option<Lease>> {
+    pub async fn acquire_many_within(
+        &self,
+        take: u32,
+        span: Duration,
+    ) -> Result<Lease, TryLockError> {
         self.take(take).acquire_within(span).await
     }
 }

@@ -237,6 +237,14 @@ impl Note {
         Ok(Self((!text.is_empty()).then(|| Arc::from(text))))
     }
 
+    /// A note that is JSON.
+    #[cfg(feature = "json")]
+    pub fn json(note: &impl serde::Serialize) -> Result<Self> {
+        let not_json =
+            |error: serde_json::Error| Invalid::NoteNotJson { reason: error.to_string() };
+        Self::new(serde_json::to_string(note).map_err(not_json)?)
+    }
+
     /// The text; empty where there is none.
     pub fn as_str(&self) -> &str {
         self.0.as_deref().unwrap_or_default()

@@ -69,7 +69,7 @@ impl Picture {
         };
         let member = |claim: &ClaimView, held| Member {
             holder: claim.holder.clone(),
-            fence: claim.fence,
+            fence: claim.fence.as_u64(),
             units: u64::from(claim.mode.units()),
             held,
         };

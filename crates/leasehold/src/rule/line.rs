@@ -140,7 +140,7 @@ impl<B> Line<B> {
         let kind = Kind::from(self.entries.front()?.mode);
         let view = |entry: &Entry<B>| ClaimView {
             holder: entry.holder.clone(),
-            fence: entry.fence,
+            fence: entry.fence.into(),
             mode: entry.mode,
             age: now.since(entry.granted.unwrap_or(entry.joined)),
             remaining: entry.expires.since(now),

@@ -2,6 +2,7 @@
 
 pub mod claim;
 pub mod deadlock;
+pub(crate) mod fence;
 pub mod line;
 pub(crate) mod name;
 pub(crate) mod wait_notice;

@@ -13,21 +13,25 @@ use tracing::Instrument;
 use crate::client::Client;
 use crate::clock::{ClockReading, Moment};
 use crate::engine::{Query, Wake, unsupported};
-use crate::error::{Cycle, Error, Result};
+use crate::error::{Cycle, Error, Held, Result, TryLockError};
 use crate::lease::Lease;
 use crate::observe::Measure;
-use crate::rule::claim::{Claim, ClaimKey, ClaimRef, HolderId, Mode, Note, Standing, Token, Ttl};
+use crate::options::LockOptions;
+use crate::rule::claim::{
+    Claim, ClaimKey, ClaimRef, Holder, HolderId, Mode, Note, Standing, Token, Ttl,
+};
 use crate::rule::name::Name;
 use crate::runtime::claim_state::{ClaimState, HoldLimits, LeaseTerms};
 use crate::runtime::facts;
 use crate::runtime::keeper::Keeper;
+use crate::runtime::refusal::explained;
 use crate::runtime::search::{Found, Search};
 
 /// The longest a waiter sleeps without asking, whatever the store said.
 const RETRY_MAX: Duration = Duration::from_secs(3600);
 
-/// How long the store has for its first answer, however little time the caller has: what is free
-/// must be granted to somebody who will not wait.
+/// How long the store has for an answer, however little time the caller has: what is free must be
+/// granted to a caller that does not wait.
 pub(crate) const FIRST_ANSWER: Duration = Duration::from_millis(250);
 
 /// The pause before asking again when no bell can be waited for.
@@ -43,7 +47,7 @@ pub(crate) const NO_WAIT: Moment = Moment::from_nanos(0);
 
 /// A claim to be made: its options, and the ways to wait for it.
 ///
-/// Made by [`Client::claim`]; [`Mutex`](crate::Mutex) is this with exclusive mode. It can be used
+/// Made by [`Client::request`]; [`Mutex`](crate::Mutex) is this with exclusive mode. It can be used
 /// any number of times; each use is a claim of its own.
 #[derive(Debug, Clone)]
 #[must_use = "it does nothing until it is asked for a lease"]
@@ -51,14 +55,7 @@ pub struct Request {
     client: Client,
     name: std::result::Result<Name, crate::error::Invalid>,
     mode: Mode,
-    ttl: Duration,
-    note: String,
-    renew: bool,
-    bounds: Option<Box<HoldLimits>>,
-    reentrant: bool,
-    alone: bool,
-    detect: bool,
-    holding: Vec<Name>,
+    options: LockOptions,
 }
 
 impl Request {
@@ -67,19 +64,7 @@ impl Request {
             Error::Invalid(invalid) => invalid,
             _ => crate::error::Invalid::NameEmpty,
         });
-        Self {
-            client,
-            name,
-            mode: Mode::Exclusive,
-            ttl: Ttl::DEFAULT.get(),
-            note: String::new(),
-            renew: true,
-            bounds: None,
-            reentrant: false,
-            alone: false,
-            detect: true,
-            holding: Vec::new(),
-        }
+        Self { client, name, mode: Mode::Exclusive, options: LockOptions::new() }
     }
 
     pub(crate) fn client(&self) -> &Client {
@@ -97,78 +82,19 @@ impl Request {
         self
     }
 
-    /// How long the lease lasts without renewal: 100 ms to 24 h, 30 s unless said otherwise.
-    ///
-    /// A holder that dies keeps the others waiting for at most this long.
-    pub fn ttl(mut self, ttl: Duration) -> Self {
-        self.ttl = ttl;
-        self
+    /// How long the lease lasts without renewal; see [`LockOptions::ttl`].
+    pub fn ttl(self, ttl: Duration) -> Self {
+        self.options(LockOptions::new().ttl(ttl))
     }
 
-    /// Text for others to read while the claim is in line: up to 4 KiB.
-    pub fn note(mut self, note: impl Into<String>) -> Self {
-        self.note = note.into();
-        self
+    /// Text for others to read; see [`LockOptions::note`].
+    pub fn note(self, note: impl Into<String>) -> Self {
+        self.options(LockOptions::new().note(note))
     }
 
-    /// Whether the lease is renewed until it is given back. Without, it ends after its ttl.
-    pub fn renew(mut self, renew: bool) -> Self {
-        self.renew = renew;
-        self
-    }
-
-    /// Gives the lease back after this long, whatever its holder does: for work that may hang.
-    pub fn max_hold(mut self, span: Duration) -> Self {
-        self.bounds.get_or_insert_default().hold_at_most = Some(span);
-        self
-    }
-
-    /// Keeps the name closed for at least this long, even if the lease is given back earlier: for
-    /// jobs so short that a second machine would start them again. Nobody has the lease meanwhile:
-    /// its handle is stale from then on.
-    ///
-    /// PostgreSQL's advisory locks end with the process that took them, so there the claim is
-    /// refused.
-    pub fn hold_at_least(mut self, span: Duration) -> Self {
-        self.bounds.get_or_insert_default().hold_at_least = Some(span);
-        self
-    }
-
-    /// Keeps the name closed for this long after the lease was lost, by a crash, a cut or a pause:
-    /// for resources that cannot check fences, so that what the old holder still has on its way
-    /// arrives before the next one begins. A lease that is given back is free at once.
-    ///
-    /// Together with the ttl at most 24 h. It makes waiting for the lock one exchange longer.
-    pub fn lock_delay(mut self, span: Duration) -> Self {
-        self.bounds.get_or_insert_default().delay = span;
-        self
-    }
-
-    /// Lets the same client enter again while it holds: same fence, counted.
-    pub fn reentrant(mut self) -> Self {
-        self.reentrant = true;
-        self
-    }
-
-    /// Says that this holder does one thing at a time: waiting for a name that it holds itself is
-    /// then a deadlock, and reported as one instead of waited for. Whatever the client holds, it
-    /// keeps while this waits, whichever task took it.
-    pub fn one_at_a_time(mut self) -> Self {
-        self.alone = true;
-        self
-    }
-
-    /// Names that the same holder keeps through another client or process while this waits, for
-    /// deadlock detection. What this client took in the same task, it knows.
-    pub fn holding(mut self, names: impl IntoIterator<Item = Name>) -> Self {
-        self.holding = names.into_iter().collect();
-        self
-    }
-
-    /// Whether to look for deadlocks while this waits; yes unless said otherwise here or for the
-    /// whole client. A wait without it is no part of a deadlock for others either.
-    pub fn deadlock_detection(mut self, on: bool) -> Self {
-        self.detect = on;
+    /// Sets options. Other options stay as they are.
+    pub fn options(mut self, options: LockOptions) -> Self {
+        self.options = options.over(self.options);
         self
     }
 
@@ -186,14 +112,12 @@ impl Request {
         if let Some(lease) = self.try_local() {
             return Ok(lease);
         }
-        match Box::pin(self.acquire_until(None)).await? {
-            Some(lease) => Ok(lease),
-            // Without a deadline the loop ends with a lease or an error.
-            None => Err(Error::Closed),
-        }
+        // Without a deadline the loop ends with a lease or a failure.
+        Ok(Box::pin(self.acquire_until(None)).await?)
     }
 
-    /// Takes the lease if it is free now; `None` if it is not. Never stands in line.
+    /// Takes the lease if it is free now, and never stands in line. A refusal says who holds the
+    /// name, for which the store has 250 ms more.
     ///
     /// Claims of this client that were given up on the name leave first, for which the store has
     /// 250 ms. So this is not refused because of the client's own wait that ended or was dropped.
@@ -201,26 +125,36 @@ impl Request {
     /// # Cancel safety
     ///
     /// As [`acquire`](Self::acquire).
-    pub async fn try_acquire(&self) -> Result<Option<Lease>> {
+    pub async fn try_acquire(&self) -> Result<Lease, TryLockError> {
         if let Some(lease) = self.try_local() {
-            return Ok(Some(lease));
+            return Ok(lease);
         }
-        Box::pin(self.acquire_until(Some(NO_WAIT))).await
+        let asked = Box::pin(self.acquire_until(Some(NO_WAIT))).await;
+        explained(&self.client.inner.keeper, asked).await
     }
 
-    /// Waits for at most `span`; `None` if it was not granted by then. The claim has left the line
-    /// before this ends, if the store answers within 250 ms. [`Error::Timeout`] if the store failed
-    /// the claim last; it says how.
+    /// Waits for at most `span`. If it was not granted by then, says who holds the name. The claim
+    /// has left the line before this ends, if the store answers within 250 ms. [`Error::Timeout`]
+    /// if the store failed the claim last; it says how.
     ///
     /// # Cancel safety
     ///
     /// As [`acquire`](Self::acquire).
-    pub async fn acquire_within(&self, span: Duration) -> Result<Option<Lease>> {
+    pub async fn acquire_within(&self, span: Duration) -> Result<Lease, TryLockError> {
         if let Some(lease) = self.try_local() {
-            return Ok(Some(lease));
+            return Ok(lease);
         }
-        let deadline = self.client.inner.keeper.clock.now() + span;
-        Box::pin(self.acquire_until(Some(deadline))).await
+        let keeper = &self.client.inner.keeper;
+        let asked = Box::pin(self.acquire_until(Some(keeper.clock.now() + span))).await;
+        explained(keeper, asked).await
+    }
+
+    /// Takes the lease by `deadline`. A refusal says only what the store answered to the claim.
+    pub(crate) async fn ask_until(&self, deadline: Option<Moment>) -> Result<Lease, TryLockError> {
+        match self.try_local() {
+            Some(lease) => Ok(lease),
+            None => Box::pin(self.acquire_until(deadline)).await,
+        }
     }
 
     /// Takes what is free without a detour, where the store answers on the spot; `None` if it takes
@@ -228,7 +162,7 @@ impl Request {
     fn try_local(&self) -> Option<Lease> {
         let keeper = &self.client.inner.keeper;
         let part = keeper.claim_now.as_ref()?;
-        if self.reentrant || tracing::enabled!(tracing::Level::DEBUG) {
+        if self.is_reentrant() || tracing::enabled!(tracing::Level::DEBUG) {
             return None;
         }
         let (name, mode, note, terms) = self.checked().ok()?;
@@ -261,7 +195,10 @@ impl Request {
         Some(Lease::new(&self.client, claim_state, fence))
     }
 
-    pub(crate) async fn acquire_until(&self, deadline: Option<Moment>) -> Result<Option<Lease>> {
+    pub(crate) async fn acquire_until(
+        &self,
+        deadline: Option<Moment>,
+    ) -> Result<Lease, TryLockError> {
         let (claim, terms) = self.claim(deadline != Some(NO_WAIT))?;
         let keeper = &self.client.inner.keeper;
         keeper.refuse_fork()?;
@@ -274,8 +211,9 @@ impl Request {
         }
         let client = &self.client;
         let (request, claim) = (self, &claim);
-        let acquiring = Acquiring { client, request, claim, alone: self.alone, deadline, begun };
-        let acquired = if self.reentrant {
+        let alone = self.options.detects_self_deadlock();
+        let acquiring = Acquiring { client, request, claim, alone, deadline, begun };
+        let acquired = if self.is_reentrant() {
             acquiring.again(terms).await
         } else if tracing::enabled!(tracing::Level::DEBUG) {
             acquiring.traced(terms).await
@@ -283,7 +221,9 @@ impl Request {
             acquiring.run(terms).await
         };
         match acquired {
-            Err(error @ Error::Mismatch { .. }) => Err(self.told_apart(error).await),
+            Err(TryLockError::Failed(error @ Error::Mismatch { .. })) => {
+                Err(self.told_apart(error).await.into())
+            }
             acquired => acquired,
         }
     }
@@ -292,7 +232,7 @@ impl Request {
     /// of `once` a lock.
     pub(crate) async fn told_apart(&self, error: Error) -> Error {
         let Error::Mismatch { name, mut in_force, mut asked } = error else { return error };
-        match self.client.show(name.as_str()).await {
+        match self.client.line(name.as_str()).await {
             Ok(Some(line)) => {
                 if let Some(first) = line.held.first().or(line.waiting.first()) {
                     in_force = facts::kind_of(first.mode, &first.note);
@@ -302,7 +242,7 @@ impl Request {
             // The engine's words are right too.
             Err(error) => tracing::debug!(%error, %name, "a mismatch is not looked into"),
         }
-        if let Ok(note) = Note::new(&self.note) {
+        if let Ok(note) = Note::new(self.options.note_text()) {
             asked = facts::kind_of(self.mode, &note);
         }
         Error::Mismatch { name, in_force, asked }
@@ -310,11 +250,12 @@ impl Request {
 
     /// How long the store must keep the lease although no client renews it.
     fn unrenewed(&self) -> Option<Duration> {
-        let bounds = self.bounds.as_deref();
-        let delay = bounds.map_or(Duration::ZERO, |bounds| bounds.delay);
+        let limits = self.options.limits();
+        let delay = limits.as_ref().map_or(Duration::ZERO, |limits| limits.delay);
         // What is lost, nobody renews, and the name must stay closed for the delay then.
-        let whole = (!self.renew || !delay.is_zero()).then_some(self.ttl + delay);
-        whole.max(bounds.and_then(|bounds| bounds.hold_at_least))
+        let is_whole = !self.options.renews() || !delay.is_zero();
+        let whole = is_whole.then_some(self.options.ttl_or_default() + delay);
+        whole.max(limits.and_then(|limits| limits.hold_at_least))
     }
 
     /// Refuses what the store would not keep, within the caller's time.
@@ -356,16 +297,21 @@ impl Request {
             Ok(name) => name,
             Err(invalid) => return Err(invalid.clone().into()),
         };
-        let ttl = Ttl::new(self.ttl)?;
+        let ttl = Ttl::new(self.options.ttl_or_default())?;
         let mode = self.mode.checked()?;
         self.check_mode(mode)?;
-        let note = Note::new(&self.note)?;
-        self.check_spans()?;
+        if self.is_reentrant() && mode != Mode::Exclusive {
+            let (what, rule) = ("reentrant", "only for exclusive locks");
+            return Err(Error::Invalid(crate::error::Invalid::Setting { what, rule }));
+        }
+        let note = Note::new(self.options.note_text())?;
+        let limits = self.options.limits();
+        self.check_limits(limits.as_ref())?;
         let terms = LeaseTerms {
             ttl,
-            renew: self.renew,
+            renew: self.options.renews(),
             renew_at_percent: self.client.inner.renew_at_percent,
-            bounds: self.bounds.clone(),
+            bounds: limits.map(Box::new),
         };
         Ok((name, mode, note, terms))
     }
@@ -389,20 +335,20 @@ impl Request {
     }
 
     pub(crate) fn is_reentrant(&self) -> bool {
-        self.reentrant
+        self.options.is_reentrant()
     }
 
-    fn check_spans(&self) -> Result<()> {
-        let Some(bounds) = &self.bounds else { return Ok(()) };
+    fn check_limits(&self, limits: Option<&HoldLimits>) -> Result<()> {
+        let Some(bounds) = limits else { return Ok(()) };
         for span in [bounds.hold_at_least, bounds.hold_at_most].into_iter().flatten() {
             if span.is_zero() || span > Ttl::MAX {
                 return Err(Error::Invalid(crate::error::Invalid::Setting {
-                    what: "hold-at-least and max-hold",
+                    what: "hold_at_least and hold_at_most",
                     rule: "longer than nothing and at most 24 h",
                 }));
             }
         }
-        if self.ttl.saturating_add(bounds.delay) > Ttl::MAX {
+        if self.options.ttl_or_default().saturating_add(bounds.delay) > Ttl::MAX {
             let (what, rule) = ("ttl and lock delay", "together at most 24 h");
             return Err(Error::Invalid(crate::error::Invalid::Setting { what, rule }));
         }
@@ -427,7 +373,7 @@ struct Acquiring<'a> {
 
 impl Acquiring<'_> {
     /// Enters a name that this client holds already, or runs the loop for it.
-    async fn again(&self, terms: LeaseTerms) -> Result<Option<Lease>> {
+    async fn again(&self, terms: LeaseTerms) -> Result<Lease, TryLockError> {
         let keeper = &self.client.inner.keeper;
         let entry_lock = self.client.inner.reentry.entry_lock(&self.claim.key.name);
         let mut inside = tokio::select! {
@@ -438,32 +384,31 @@ impl Acquiring<'_> {
                 if self.deadline.is_some() =>
             {
                 keeper.counters.contended();
-                return Ok(None);
+                let held = Held::new(&self.claim.key.name, None, 1, Duration::ZERO);
+                return Err(TryLockError::Held(Box::new(held)));
             }
         };
         let claim_state = inside.upgrade();
         let lease =
             claim_state.and_then(|claim_state| Lease::enter_again(self.client, claim_state));
-        if lease.is_some() {
+        if let Some(lease) = lease {
             return Ok(lease);
         }
         // The time spent at the entry lock is not the store's: its answer is counted from now on.
         let begun = keeper.clock.now();
         let lease = Acquiring { begun, ..*self }.traced(terms).await?;
-        if let Some(lease) = &lease {
-            *inside = lease.downgrade();
-        }
+        *inside = lease.downgrade();
         Ok(lease)
     }
 
     /// The loop in a span of its own, for whoever looks at spans.
-    async fn traced(&self, terms: LeaseTerms) -> Result<Option<Lease>> {
+    async fn traced(&self, terms: LeaseTerms) -> Result<Lease, TryLockError> {
         let (name, mode) = (&self.claim.key.name, self.claim.mode);
         let span = tracing::debug_span!("leasehold.acquire", %name, ?mode);
         self.run(terms).instrument(span).await
     }
 
-    async fn run(&self, terms: LeaseTerms) -> Result<Option<Lease>> {
+    async fn run(&self, terms: LeaseTerms) -> Result<Lease, TryLockError> {
         let keeper = &self.client.inner.keeper;
         let mut guard = ClaimGuard::begin(self.client, self.claim, terms, self.begun)?;
         let mut search = None;
@@ -474,19 +419,19 @@ impl Acquiring<'_> {
                 Ok(Round::Again) => disturbed = Disturbed::default(),
                 Ok(Round::Granted { fence, now, due }) => {
                     let times = (self.begun, now, due);
-                    return Ok(Some(guard.granted(self.client, self.claim, fence, times)));
+                    return Ok(guard.granted(self.client, self.claim, fence, times));
                 }
                 Ok(Round::Unanswered) => match disturbed.last {
-                    Some(last) => return Err(self.timeout(last)),
-                    None => return Ok(self.refused(guard).await),
+                    Some(last) => return Err(self.timeout(last).into()),
+                    None => return Err(self.refused(guard).await),
                 },
-                Ok(Round::Refused) => return Ok(self.refused(guard).await),
+                Ok(Round::Refused) => return Err(self.refused(guard).await),
                 // The claim keeps its place, or gets another one when the store is back. A lease
                 // that ended before its grant arrived is asked for again, if the caller has time.
                 Err(error) if self.may_ask_again(&error, &guard) => {
                     self.pause(&guard, error, &mut disturbed).await?;
                 }
-                Err(error) => return Err(error),
+                Err(error) => return Err(error.into()),
             }
             sent = keeper.clock.now();
         }
@@ -503,7 +448,7 @@ impl Acquiring<'_> {
         let keeper = &self.client.inner.keeper;
         let standing = match self.deadline {
             // Trying without waiting in line still waits for the answer.
-            Some(deadline) if claim.join => match self.ask_until(deadline, guard).await? {
+            Some(deadline) if claim.join => match self.answer_until(deadline, sent).await? {
                 Some(standing) => standing,
                 None if guard.waiting => return Ok(Round::Unanswered),
                 None => return Err(keeper.silent(self.begun)),
@@ -527,8 +472,12 @@ impl Acquiring<'_> {
                     }
                 };
             }
-            Standing::Queued { place, retry_in, .. } => (place, retry_in),
-            Standing::Out { .. } => {
+            Standing::Queued { place, ahead, retry_in } => {
+                guard.in_the_way = InTheWay { by: None, ahead, retry_in };
+                (place, retry_in)
+            }
+            Standing::Out { ahead, retry_in, by } => {
+                guard.in_the_way = InTheWay { by, ahead, retry_in };
                 keeper.counters.contended();
                 return Ok(Round::Refused);
             }
@@ -595,20 +544,15 @@ impl Acquiring<'_> {
     }
 
     /// One answer of the store; `None` if none came within the caller's time.
-    async fn ask_until(
-        &self,
-        deadline: Moment,
-        guard: &ClaimGuard<'_>,
-    ) -> Result<Option<Standing>> {
+    ///
+    /// However little of that is left, the store has a moment: a request whose answer nobody awaits
+    /// could reach the store after the claim has left, and make it again.
+    async fn answer_until(&self, deadline: Moment, sent: Moment) -> Result<Option<Standing>> {
         let keeper = &self.client.inner.keeper;
-        let deadline = match guard.waiting {
-            true => deadline,
-            false => deadline.max(self.begun + FIRST_ANSWER),
-        };
         tokio::select! {
             biased;
             standing = keeper.engine.claim(self.claim) => standing.map(Some),
-            () = keeper.clock.sleep_until(deadline) => Ok(None),
+            () = keeper.clock.sleep_until(deadline.max(sent + FIRST_ANSWER)) => Ok(None),
         }
     }
 
@@ -650,10 +594,11 @@ impl Acquiring<'_> {
     /// The search for deadlocks while this claim waits; `None` if nobody wants or has it.
     fn search(&self, claim_state: &Arc<ClaimState>) -> Option<BoxFuture<'_, Found>> {
         let inner = &self.client.inner;
-        let able = inner.keeper.parts.wait_notices.is_some() && self.request.detect;
+        let able =
+            inner.keeper.parts.wait_notices.is_some() && self.request.options.detects_deadlocks();
         let period = inner.deadlock_period.filter(|_| able)?;
         let (keeper, claim, alone) = (&inner.keeper, self.claim, self.alone);
-        let (claim_state, holding) = (Arc::clone(claim_state), &self.request.holding);
+        let (claim_state, holding) = (Arc::clone(claim_state), self.request.options.held_names());
         let search = Search { keeper, claim, claim_state, period, alone, holding };
         Some(Box::pin(search.run()))
     }
@@ -674,9 +619,11 @@ impl Acquiring<'_> {
 
     /// The claim is not granted. One that stood in line has left it before this ends, if the store
     /// answers in time.
-    async fn refused(&self, guard: ClaimGuard<'_>) -> Option<Lease> {
+    async fn refused(&self, mut guard: ClaimGuard<'_>) -> TryLockError {
         let keeper = &self.client.inner.keeper;
         let name = &self.claim.key.name;
+        let InTheWay { by, ahead, retry_in } = std::mem::take(&mut guard.in_the_way);
+        let waited_in_line = guard.waiting;
         let waited = keeper.clock.now().since(self.begun);
         keeper.observe(Measure::Refused { name, waited });
         if self.claim.join {
@@ -686,7 +633,8 @@ impl Acquiring<'_> {
         } else {
             guard.forget();
         }
-        None
+        let held = Held { waited: waited_in_line, ..Held::new(name, by, ahead, retry_in) };
+        TryLockError::Held(Box::new(held))
     }
 
     /// The caller's time is up, and the store failed the claim last.
@@ -761,6 +709,15 @@ pub(crate) struct ClaimGuard<'a> {
     known: u64,
     waiting: bool,
     settled: bool,
+    in_the_way: InTheWay,
+}
+
+/// What the store said last of the claims before one that does not hold.
+#[derive(Debug, Default)]
+struct InTheWay {
+    by: Option<Holder>,
+    ahead: usize,
+    retry_in: Duration,
 }
 
 impl<'a> ClaimGuard<'a> {
@@ -776,7 +733,8 @@ impl<'a> ClaimGuard<'a> {
         client.put_in_scope(&claim_state);
         keeper.enter(&claim_state)?;
         let known = keeper.fence_watermark.known();
-        Ok(Self { keeper, claim_state, holder, known, waiting: false, settled: false })
+        let (waiting, settled, in_the_way) = (false, false, InTheWay::default());
+        Ok(Self { keeper, claim_state, holder, known, waiting, settled, in_the_way })
     }
 
     /// Refuses a fence that only a store which was set back can give.

@@ -425,7 +425,7 @@ impl ClaimState {
                 let cause = if now >= progress.deadline {
                     progress.cause_of_expiry()
                 } else {
-                    LostCause::MaxHold
+                    LostCause::HoldAtMost
                 };
                 progress.phase = Phase::Lost(Box::new(cause.clone()));
                 drop(progress);

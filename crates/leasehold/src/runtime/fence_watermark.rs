@@ -44,7 +44,8 @@ impl FenceWatermark {
         }
         let known = self.greatest.load(Ordering::Acquire);
         self.bar.fetch_max(known.saturating_add(DISTRUST), Ordering::AcqRel);
-        Err(Error::SetBack { store: info.store.clone(), given: fence, known })
+        let (given, known) = (fence.into(), known.into());
+        Err(Error::SetBack { store: info.store.clone(), given, known })
     }
 }
 

@@ -20,7 +20,7 @@ use crate::engine::{
     Alert, AlertKind, Alerts, ClaimNow, Counts, Engine, HolderMessage, Part, Parts, ServerAlert,
     Wait, need,
 };
-use crate::error::{Error, LostCause, Result};
+use crate::error::{Error, LostCause, Result, UnreachableReason};
 use crate::observe::{Counters, Measure, Observer, Stats};
 use crate::rule::claim::{ClaimKey, HolderId, Released, Renewal, Standing, Token};
 use crate::rule::name::Name;
@@ -202,7 +202,7 @@ impl Keeper {
     /// The store has not answered a question of `since`, and the caller's time is up.
     pub(crate) fn silent(&self, since: Moment) -> Error {
         let cause = format!("no answer within {:?}", self.clock.now().since(since));
-        Error::Unreachable { store: self.engine.info().store.clone(), cause }
+        Error::unreachable(&self.engine.info().store, UnreachableReason::NoAnswer, cause)
     }
 
     /// Registers a claim before it is sent, so that nothing sent is ever forgotten.
@@ -686,10 +686,10 @@ impl Keeper {
         tokio::select! {
             biased;
             answer = answer => answer,
-            () = self.clock.sleep_until(until) => Err(Error::Unreachable {
-                store: self.engine.info().store.clone(),
-                cause: "no answer in time".into(),
-            }),
+            () = self.clock.sleep_until(until) => {
+                let reason = UnreachableReason::NoAnswer;
+                Err(Error::unreachable(&self.engine.info().store, reason, reason.to_string()))
+            }
         }
     }
 

@@ -8,6 +8,7 @@ pub(crate) mod fence_watermark;
 pub(crate) mod keeper;
 pub(crate) mod listening;
 pub(crate) mod pending_release;
+pub(crate) mod refusal;
 pub(crate) mod registry;
 pub(crate) mod scope;
 pub(crate) mod search;

@@ -37,7 +37,7 @@ use crate::runtime::claim_state::{BEAT_MAX, LeaseTerms};
 /// let client = leasehold::connect("memory:").await?;
 /// // The caller of a server makes the token, and sends it with each request.
 /// let token = Token::random();
-/// let ticket = client.claim("order:42").ticket(token)?;
+/// let ticket = client.request("order:42").ticket(token)?;
 /// if let TicketState::Held { handle, time_left } = ticket.enter().await? {
 ///     println!("fence {}, for {time_left:?} unless renewed", handle.fence());
 ///     client.renew(&handle).await?;
@@ -78,7 +78,8 @@ impl Request {
     /// needs another token.
     ///
     /// Returns an error if the options need a client that keeps the lease, such as
-    /// [`max_hold`](Self::max_hold) and [`reentrant`](Self::reentrant). Also if the store cannot
+    /// [`hold_at_most`](crate::LockOptions::hold_at_most) and
+    /// [`reentrant`](crate::LockOptions::reentrant). Also if the store cannot
     /// keep a lease that outlives its process.
     pub fn ticket(&self, token: Token) -> Result<Ticket> {
         if token.is_retired() {
@@ -88,7 +89,7 @@ impl Request {
         let (mut claim, terms) = self.claim(true)?;
         if terms.bounds.is_some() || self.is_reentrant() {
             let what = "a claim with a ticket";
-            let rule = "without max_hold, hold_at_least, lock_delay and reentrant";
+            let rule = "without hold_at_most, hold_at_least, lock_delay and reentrant";
             return Err(Error::Invalid(Invalid::Setting { what, rule }));
         }
         let info = self.client().info();

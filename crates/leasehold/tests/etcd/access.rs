@@ -4,7 +4,7 @@ use std::io::Write as _;
 use std::process::Stdio;
 use std::time::{Duration, SystemTime};
 
-use leasehold::{Client, Error, Lease, LeaseState, LostCause, Released, connect};
+use leasehold::{Client, Error, Lease, LeaseState, LostCause, Released, UnlessHeld, connect};
 use leasehold_testkit::{Certificates, Etcd, Proxy, Renewals, Server};
 
 use super::support::*;
@@ -61,7 +61,7 @@ async fn user_with_rights_to_its_prefix_has_locks_and_no_others() {
     let one = client(&url(&server, "me:hush%20hush", "app/")).await;
     let two = client(&url(&server, "me:hush%20hush", "app/")).await;
     let lease = one.mutex("job").ttl(LONG).lock().await.expect("free");
-    let mut waiter = Waiter::start(two.claim("job").ttl(LONG));
+    let mut waiter = Waiter::start(two.request("job").ttl(LONG));
     until_waiting(&one, "job", 1).await;
     lease.release().await.expect("an answer");
     assert_eq!(waiter.granted().await.release().await.expect("one"), Released::Released);
@@ -102,10 +102,10 @@ async fn f99_login_that_the_server_forgot_is_renewed_while_the_lease_is_held() {
     let lease = client.mutex("job").ttl(Duration::from_secs(8)).lock().await.expect("free");
     // A server keeps its logins in memory.
     server.restart().await.expect("it starts again");
-    let before = lease.safe_until();
+    let before = lease.deadline();
     until("a renewal", async || {
         assert_ne!(lease.state(), LeaseState::Lost);
-        lease.safe_until() > before
+        lease.deadline() > before
     })
     .await;
     assert_eq!(lease.state(), LeaseState::Held);
@@ -126,7 +126,7 @@ async fn loses_with_its_login(take: impl AsyncFn(&Server)) {
     let (one, seen) = Renewals::of(&url(&server, "you:quiet", "app/")).await.expect("a connection");
     let two = client(&url(&server, "me:hush%20hush", "app/")).await;
     let lease = one.mutex("job").ttl(Duration::from_secs(3)).lock().await.expect("free");
-    let mut waiter = Waiter::start(two.claim("job").ttl(LONG));
+    let mut waiter = Waiter::start(two.request("job").ttl(LONG));
     until_waiting(&two, "job", 1).await;
     take(&server).await;
     let next = waiter.granted().await;
@@ -138,7 +138,8 @@ async fn loses_with_its_login(take: impl AsyncFn(&Server)) {
     let said = "does not accept this user and password";
     assert!(failures.iter().any(|failure| failure.contains(said)), "{failures:?}");
     assert!(!failures.iter().any(|failure| failure.contains("quiet")), "{failures:?}");
-    let refused = soon("an answer", one.mutex("job").try_lock()).await.expect_err("nobody");
+    let refused =
+        soon("an answer", one.mutex("job").try_lock()).await.unless_held().expect_err("nobody");
     assert!(!refused.is_transient() && refused.to_string().contains(said), "{refused}");
     harms_nobody(lease, next).await;
     nothing_is_left_for(&server, &[ROOT], &[one, two]).await;
@@ -165,7 +166,7 @@ async fn f99_login_that_is_good_again_in_time_keeps_the_lease() {
     let one = client(&url(&server, "you:quiet", "app/")).await;
     let two = client(&url(&server, "me:hush%20hush", "app/")).await;
     let lease = one.mutex("job").ttl(Duration::from_secs(10)).lock().await.expect("free");
-    let waiter = Waiter::start(two.claim("job").ttl(LONG));
+    let waiter = Waiter::start(two.request("job").ttl(LONG));
     until_waiting(&two, "job", 1).await;
     set_password(&server, "you", "another");
     until("an uncertain lease", async || lease.state() != LeaseState::Held).await;
@@ -209,13 +210,13 @@ async fn f99_lease_of_a_client_whose_certificate_ran_out_is_lost_before_the_next
     let near = client(&near).await;
     let ttl = Duration::from_secs(3);
     let lease = far.mutex("job").ttl(ttl).lock().await.expect("free");
-    let mut waiter = Waiter::start(near.claim("job").ttl(LONG));
+    let mut waiter = Waiter::start(near.request("job").ttl(LONG));
     until_waiting(&near, "job", 1).await;
     until("the end of the certificate", async || SystemTime::now() > ended).await;
-    let before = lease.safe_until();
+    let before = lease.deadline();
     until("a renewal after it", async || {
         assert!(lease.is_held(), "the connection is still good");
-        lease.safe_until() > before
+        lease.deadline() > before
     })
     .await;
     proxy.reset_all();
@@ -226,7 +227,7 @@ async fn f99_lease_of_a_client_whose_certificate_ran_out_is_lost_before_the_next
     let failures = seen.failures();
     assert!(failures.iter().any(|failure| failure.contains("ertificate")), "{failures:?}");
     // Not always: the connection may be gone before the client has read the reason.
-    let refused = soon("an answer", far.mutex("job").ttl(ttl).try_lock()).await;
+    let refused = soon("an answer", far.mutex("job").ttl(ttl).try_lock()).await.unless_held();
     assert!(matches!(&refused, Err(Error::Unreachable { .. })), "{refused:?}");
     harms_nobody(lease, next).await;
     // No client waits for an answer that cannot come.

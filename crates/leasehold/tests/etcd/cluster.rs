@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold::{Client, LeaseState, LostCause, Released};
+use leasehold::{Client, LeaseState, LostCause, Released, UnlessHeld};
 use leasehold_testkit::{Group, Server};
 
 use super::support::*;
@@ -14,17 +14,17 @@ const TTL: Duration = Duration::from_secs(12);
 async fn held_and_waited_for(group: &Group, name: &str) -> ([Client; 2], leasehold::Lease, Waiter) {
     let [one, two] = [client(group.url()).await, client(group.url()).await];
     let lease = one.mutex(name).ttl(TTL).lock().await.expect("it is free");
-    let waiter = Waiter::start(two.claim(name).ttl(TTL));
+    let waiter = Waiter::start(two.request(name).ttl(TTL));
     until_waiting(&one, name, 1).await;
     ([one, two], lease, waiter)
 }
 
 /// Checks that a lease is renewed, and never lost meanwhile.
 async fn renewed(lease: &leasehold::Lease, waiter: &Waiter) {
-    let before = lease.safe_until();
+    let before = lease.deadline();
     until("a renewal", async || {
         assert_ne!(lease.state(), LeaseState::Lost, "the lease was lost");
-        lease.safe_until() > before && lease.state() == LeaseState::Held
+        lease.deadline() > before && lease.state() == LeaseState::Held
     })
     .await;
     assert!(waiter.is_waiting(), "two hold at once");
@@ -85,7 +85,7 @@ async fn f92_stopped_leader_loses_nothing_and_does_no_harm_when_it_goes_on() {
         let url = format!("etcd://{}", rest.join(","));
         let [one, two] = [client(&url).await, client(&url).await];
         let lease = one.mutex("after").ttl(TTL).lock().await.expect("it is free");
-        let waiter = Waiter::start(two.claim("after").ttl(TTL));
+        let waiter = Waiter::start(two.request("after").ttl(TTL));
         until_waiting(&one, "after", 1).await;
         ([one, two], lease, waiter)
     };
@@ -114,20 +114,20 @@ async fn f93_leader_that_slept_for_longer_than_a_ttl_ends_no_lease_without_a_wor
     let group = cluster().await;
     let [one, two] = [client(group.url()).await, client(group.url()).await];
     let lease = one.mutex("slept").ttl(ttl).lock().await.expect("it is free");
-    let mut waiter = Waiter::start(two.claim("slept").ttl(TTL));
+    let mut waiter = Waiter::start(two.request("slept").ttl(TTL));
     until_waiting(&two, "slept", 1).await;
-    let (leader, begun) = (leader(&group), lease.safe_until());
+    let (leader, begun) = (leader(&group), lease.deadline());
     group.servers()[leader].stop_process().expect("it runs");
     until("renewals by another leader", async || {
         assert_ne!(lease.state(), LeaseState::Lost, "the lease was lost");
-        lease.safe_until().since(begun) > ttl
+        lease.deadline().since(begun) > ttl
     })
     .await;
     assert!(waiter.is_waiting(), "two hold at once");
     group.servers()[leader].continue_process().expect("it is stopped");
-    let (awake, fence) = (lease.safe_until(), lease.fence());
+    let (awake, fence) = (lease.deadline(), lease.fence());
     until("two more renewals, or the loss", async || {
-        lease.state() == LeaseState::Lost || lease.safe_until().since(awake) > ttl
+        lease.state() == LeaseState::Lost || lease.deadline().since(awake) > ttl
     })
     .await;
     match lease.state() {
@@ -157,7 +157,7 @@ async fn f91_clients_of_a_member_that_stopped_lose_and_others_go_on() {
     let [one, two] = [client(&alone).await, client(&format!("etcd://{}", rest.join(","))).await];
     let ttl = Duration::from_secs(3);
     let lease = one.mutex("cut").ttl(ttl).lock().await.expect("it is free");
-    let mut waiter = Waiter::start(two.claim("cut").ttl(TTL));
+    let mut waiter = Waiter::start(two.request("cut").ttl(TTL));
     until_waiting(&two, "cut", 1).await;
     group.servers()[0].stop_process().expect("it runs");
     let next = waiter.granted().await;
@@ -181,7 +181,7 @@ async fn f91_without_a_majority_leases_are_lost_in_time_and_nothing_is_granted()
         server.stop_process().expect("it runs");
     }
     assert_eq!(soon("the loss", lease.lost()).await, LostCause::Unreachable);
-    let refused = soon("an answer", client.mutex("other").try_lock()).await;
+    let refused = soon("an answer", client.mutex("other").try_lock()).await.unless_held();
     assert!(matches!(&refused, Err(error) if error.is_transient()), "{refused:?}");
     for server in &group.servers()[1..] {
         server.continue_process().expect("it is stopped");

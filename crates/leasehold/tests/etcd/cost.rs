@@ -6,7 +6,7 @@ use std::time::Duration;
 use leasehold::engine::Query;
 use leasehold::etcd::Etcd;
 use leasehold::observe::{Measure, Observer};
-use leasehold::{Client, LeaseState, Mode, Name, Released};
+use leasehold::{Client, LeaseState, Mode, Name, Released, UnlessHeld};
 
 use super::support::*;
 
@@ -24,14 +24,14 @@ async fn a_cycle_is_two_proposals_contended_or_not() {
     let mut held = one.mutex("cost").lock().await.expect("free");
     for round in 0..20 {
         let client = if round % 2 == 0 { &two } else { &one };
-        let mut next = Waiter::start(client.claim("cost"));
+        let mut next = Waiter::start(client.request("cost"));
         until_waiting(&one, "cost", 1).await;
         held.release().await.expect("an answer");
         held = next.granted().await;
     }
     held.release().await.expect("an answer");
     assert_eq!(revision(&server) - before, 142, "and no more when others wait");
-    one.bump_epoch(None).await.expect("bumped");
+    one.admin().bump_epoch(None).await.expect("bumped");
     for _ in 0..50 {
         mutex.lock().await.expect("free").release().await.expect("an answer");
     }
@@ -48,7 +48,7 @@ async fn a_client_uses_its_keys_on_a_name_again() {
     let mut keys = std::collections::BTreeSet::new();
     for _ in 0..5 {
         let lease = client.mutex("again").lock().await.expect("free");
-        let mut next = Waiter::start(client.claim("again"));
+        let mut next = Waiter::start(client.request("again"));
         until_waiting(&client, "again", 1).await;
         keys.extend(claims(&server));
         lease.release().await.expect("an answer");
@@ -59,7 +59,7 @@ async fn a_client_uses_its_keys_on_a_name_again() {
         assert!(claims(&server).is_empty());
     }
     assert_eq!(keys.len(), 3, "two at a time on the one name, one on the other: {keys:?}");
-    assert!(client.mutex("again").try_lock().await.expect("an answer").is_some());
+    assert!(client.mutex("again").try_lock().await.unless_held().expect("an answer").is_some());
     nothing_is_left(&server, &[client]).await;
 }
 
@@ -72,7 +72,7 @@ async fn client_that_never_waits_does_not_watch() {
     }
     assert_eq!(metric(&server, "etcd_debugging_mvcc_watcher_total"), 0);
     let lease = one.mutex("taken").ttl(LONG).lock().await.expect("free");
-    let mut next = Waiter::start(two.claim("taken").ttl(LONG));
+    let mut next = Waiter::start(two.request("taken").ttl(LONG));
     until_waiting(&one, "taken", 1).await;
     until("a watch", async || metric(&server, "etcd_debugging_mvcc_watcher_total") == 1).await;
     lease.release().await.expect("an answer");
@@ -88,7 +88,7 @@ async fn a_client_watches_once_however_many_of_its_claims_wait() {
     for name in 0..50 {
         let name = format!("taken:{name}");
         leases.push(one.mutex(&name).ttl(LONG).lock().await.expect("free"));
-        waiters.push(Waiter::start(two.claim(&name).ttl(LONG)));
+        waiters.push(Waiter::start(two.request(&name).ttl(LONG)));
         until_waiting(&one, &name, 1).await;
     }
     // One for all claims that wait, and one for messages to the client that holds.
@@ -110,9 +110,9 @@ async fn a_watch_closes_after_half_a_minute_unless_somebody_waits() {
     let held = [one.mutex("waits"), one.mutex("waited")].map(|mutex| mutex.ttl(LONG));
     let [waits, waited] = [held[0].lock().await, held[1].lock().await].map(|it| it.expect("free"));
     let (begun, mut meter) = (tokio::time::Instant::now(), Meter::of(&server));
-    let mut next = Waiter::start(three.claim("waited").ttl(LONG));
+    let mut next = Waiter::start(three.request("waited").ttl(LONG));
     until_waiting(&one, "waited", 1).await;
-    let mut stays = Waiter::start(two.claim("waits").ttl(LONG));
+    let mut stays = Waiter::start(two.request("waits").ttl(LONG));
     until_waiting(&one, "waits", 1).await;
     // The client that holds has one for messages.
     until("their watches", async || metric(&server, WATCHES) == 3).await;
@@ -135,7 +135,7 @@ async fn a_watch_closes_after_half_a_minute_unless_somebody_waits() {
     stays.granted().await.release().await.expect("an answer");
     // A client that has to wait once more opens it again.
     let lease = one.mutex("waited").ttl(LONG).lock().await.expect("free");
-    let mut next = Waiter::start(three.claim("waited").ttl(LONG));
+    let mut next = Waiter::start(three.request("waited").ttl(LONG));
     until("another watch", async || metric(&server, WATCHES) == 2).await;
     until_waiting(&one, "waited", 1).await;
     lease.release().await.expect("an answer");
@@ -148,11 +148,13 @@ async fn a_refused_try_writes_nothing() {
     let server = server().await;
     let client = client(server.url()).await;
     let lease = client.mutex("cost").ttl(LONG).lock().await.expect("free");
-    let reader = client.claim("cost:rw").mode(Mode::Shared).ttl(LONG).acquire().await;
+    let reader = client.request("cost:rw").mode(Mode::Shared).ttl(LONG).acquire().await;
     let before = revision(&server);
     for _ in 0..5 {
-        assert!(client.mutex("cost").try_lock().await.expect("an answer").is_none());
-        assert!(client.mutex("cost:rw").try_lock().await.expect("an answer").is_none());
+        assert!(client.mutex("cost").try_lock().await.unless_held().expect("an answer").is_none());
+        assert!(
+            client.mutex("cost:rw").try_lock().await.unless_held().expect("an answer").is_none()
+        );
     }
     assert_eq!(revision(&server), before);
     drop((lease, reader));
@@ -165,8 +167,8 @@ async fn renewing_writes_nothing() {
     let client = client(server.url()).await;
     let ttl = Duration::from_secs(2);
     let lease = client.mutex("cost").ttl(ttl).lock().await.expect("free");
-    let (before, begun) = (revision(&server), lease.safe_until());
-    until("several renewals", async || lease.safe_until().since(begun) > ttl * 2).await;
+    let (before, begun) = (revision(&server), lease.deadline());
+    until("several renewals", async || lease.deadline().since(begun) > ttl * 2).await;
     assert_eq!(revision(&server), before);
     assert_eq!(lease.state(), LeaseState::Held);
     nothing_is_left(&server, &[client]).await;
@@ -184,10 +186,10 @@ async fn f95_a_thousand_locks_cost_one_lease_and_stay_held() {
         leases.push(client.mutex(format!("many:{index}")).ttl(ttl).lock().await.expect("free"));
     }
     assert_eq!(lease_ids(&server).len(), 1, "all share it");
-    let begun = leases[0].safe_until();
+    let begun = leases[0].deadline();
     until("renewals of all", async || {
         assert!(leases.iter().all(|lease| lease.is_held()));
-        leases.iter().all(|lease| lease.safe_until().since(begun) > ttl * 2)
+        leases.iter().all(|lease| lease.deadline().since(begun) > ttl * 2)
     })
     .await;
     assert_eq!(lease_ids(&server).len(), 1);
@@ -221,14 +223,14 @@ async fn f95_twenty_thousand_locks_are_on_one_lease_and_all_stay_held() {
     let (ttl, mut leases) = (Duration::from_secs(15), Vec::with_capacity(LOCKS));
     for first in (0..LOCKS).step_by(AT_ONCE) {
         let indices = first..first + AT_ONCE;
-        let all = client.all(indices.map(|index| client.claim(format!("very:{index}")).ttl(ttl)));
+        let all = client.all(indices.map(|index| client.request(format!("very:{index}")).ttl(ttl)));
         leases.extend(all.lock().await.expect("free").into_vec());
     }
     assert_eq!((leases.len(), lease_ids(&server).len()), (LOCKS, 1), "all share one");
-    let begun = leases[LOCKS - 1].safe_until();
+    let begun = leases[LOCKS - 1].deadline();
     until("several renewals of all", async || {
         assert!(leases.iter().all(|lease| lease.is_held()));
-        leases.iter().all(|lease| lease.safe_until().since(begun) > ttl)
+        leases.iter().all(|lease| lease.deadline().since(begun) > ttl)
     })
     .await;
     assert_eq!((claims(&server).len(), lease_ids(&server).len()), (LOCKS, 1));
@@ -249,14 +251,15 @@ async fn a_long_line_is_served_in_order_and_joined_with_bounded_reads() {
     let first = one.mutex("long").ttl(LONG).lock().await.expect("free");
     let mut waiters = Vec::with_capacity(WAITERS);
     for index in 0..WAITERS {
-        waiters.push(Waiter::start(crowd.claim("long").ttl(LONG)));
+        waiters.push(Waiter::start(crowd.request("long").ttl(LONG)));
         if index % 50 == 0 {
             until_waiting(&one, "long", index + 1).await;
         }
     }
     until_waiting(&one, "long", WAITERS).await;
-    let page = one.inspect(&Query::name(Name::new("long").expect("good"))).await.expect("a page");
-    let line: Vec<u64> = page.lines[0].waiting.iter().map(|claim| claim.fence).collect();
+    let page =
+        one.admin().inspect(&Query::name(Name::new("long").expect("good"))).await.expect("a page");
+    let line: Vec<u64> = page.lines[0].waiting.iter().map(|claim| claim.fence.as_u64()).collect();
     let mut last = first.fence();
     first.release().await.expect("an answer");
     for fence in line {
@@ -276,16 +279,16 @@ async fn a_long_line_is_served_in_order_and_joined_with_bounded_reads() {
         waiters.swap_remove(at);
         assert!(lease.fence() > last);
         assert_eq!(lease.fence(), fence, "nobody overtakes");
-        last = fence;
+        last = fence.into();
         lease.release().await.expect("an answer");
     }
     // Readers behind many readers hold without waiting, however many there are.
-    let reader = crowd.claim("readers").mode(Mode::Shared).ttl(LONG);
+    let reader = crowd.request("readers").mode(Mode::Shared).ttl(LONG);
     let mut readers = Vec::new();
     for _ in 0..WAITERS {
         readers.push(soon("a reader", reader.acquire()).await.expect("readers share"));
     }
-    let mut writer = Waiter::start(one.claim("readers").ttl(LONG));
+    let mut writer = Waiter::start(one.request("readers").ttl(LONG));
     until_waiting(&one, "readers", 1).await;
     drop(readers);
     drop(writer.granted().await);
@@ -299,7 +302,7 @@ async fn claim_on_a_name_that_was_long_free_costs_one_more_exchange_once_it_is_c
     let [one, two] = [client(server.url()).await, client(server.url()).await];
     let contended = async |name: &str| {
         let lease = two.mutex(name).ttl(LONG).lock().await.expect("free");
-        let mut next = Waiter::start(one.claim(name).ttl(LONG));
+        let mut next = Waiter::start(one.request(name).ttl(LONG));
         until_waiting(&two, name, 1).await;
         lease.release().await.expect("an answer");
         next.granted().await.release().await.expect("an answer");

@@ -47,7 +47,7 @@ async fn many_tasks_on_names_of_their_own_cost_far_fewer_proposals_than_two_each
             for _ in 0..ROUNDS {
                 let lease = mutex.lock().await.expect("free");
                 assert!(lease.fence() > last, "fences of a name rise");
-                last = lease.fence();
+                last = lease.fence().as_u64();
                 meet.wait().await;
                 assert!(lease.is_held(), "all hold at once");
                 assert_eq!(lease.release().await.expect("an answer"), Released::Released);
@@ -72,7 +72,7 @@ struct Held {
 impl Held {
     async fn check(&self, lease: Lease) {
         assert!(!self.taken.swap(true, Ordering::AcqRel), "two hold at once");
-        let before = self.fence.swap(lease.fence(), Ordering::AcqRel);
+        let before = self.fence.swap(lease.fence().as_u64(), Ordering::AcqRel);
         assert!(lease.fence() > before, "{} after {before}", lease.fence());
         tokio::task::yield_now().await;
         assert!(self.taken.swap(false, Ordering::AcqRel));

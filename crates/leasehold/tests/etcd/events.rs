@@ -6,14 +6,14 @@
 use std::pin::Pin;
 
 use futures_util::{Stream, StreamExt as _};
-use leasehold::Released;
 use leasehold::engine::{Event, EventKind, Query};
+use leasehold::{Fence, Released};
 
 use super::support::*;
 
 type Events = Pin<Box<dyn Stream<Item = leasehold::Result<Event>> + Send>>;
 
-async fn next(events: &mut Events) -> (EventKind, u64) {
+async fn next(events: &mut Events) -> (EventKind, Fence) {
     let event = soon("an event", events.next()).await.expect("it goes on").expect("an event");
     (event.kind, event.fence)
 }
@@ -30,7 +30,7 @@ async fn clear(server: &leasehold_testkit::Server) {
 async fn watcher_sees_the_lease_of_a_closed_client_as_released() {
     let server = server().await;
     let [one, two] = [client(server.url()).await, client(server.url()).await];
-    let mut events = Box::pin(two.watch(&Query::all()).await.expect("a watch")) as Events;
+    let mut events = Box::pin(two.admin().watch(&Query::all()).await.expect("a watch")) as Events;
     let lease = one.mutex("held").ttl(LONG).lock().await.expect("free");
     let fence = lease.fence();
     soon("the close", one.close()).await.expect("an answer");
@@ -47,7 +47,7 @@ async fn watcher_sees_the_lease_of_a_closed_client_as_released() {
 async fn watcher_sees_the_release_of_a_detached_claim_of_a_closed_client() {
     let server = server().await;
     let [one, two] = [client(server.url()).await, client(server.url()).await];
-    let mut events = Box::pin(two.watch(&Query::all()).await.expect("a watch")) as Events;
+    let mut events = Box::pin(two.admin().watch(&Query::all()).await.expect("a watch")) as Events;
     let lease = one.mutex("left").ttl(LONG).lock().await.expect("free");
     let fence = lease.fence();
     let handle = lease.detach().await.expect("a handle");

@@ -6,7 +6,9 @@
 use std::time::Duration;
 
 use leasehold::claim::{Claim, ClaimKey, Holder, Note, Renewal, Standing, Token};
-use leasehold::engine::{Admin as _, Amend as _, Engine as _, Eviction, Query, Wake, Watch as _};
+use leasehold::engine::{
+    Administer as _, Amend as _, Engine as _, Eviction, Query, Wake, Watch as _,
+};
 use leasehold::etcd::Etcd;
 use leasehold::{Mode, Name, Released};
 use leasehold_testkit::{Proxy, Server};

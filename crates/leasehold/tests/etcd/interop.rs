@@ -8,7 +8,7 @@ use std::time::Duration;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use leasehold::engine::Query;
-use leasehold::{LeaseState, Mode, Released};
+use leasehold::{LeaseState, Mode, Released, UnlessHeld};
 use leasehold_testkit::Server;
 use tokio::task::JoinHandle;
 
@@ -21,14 +21,14 @@ async fn etcdctl_waits_for_our_lease_and_gets_the_lock_after_it() {
     let lease = client.mutex("demo").ttl(LONG).lock().await.expect("it is free");
     let mut theirs = lock(&server, "demo", 10);
     until_waiting(&client, "demo", 1).await;
-    assert!(client.mutex("demo").try_lock().await.expect("an answer").is_none());
+    assert!(client.mutex("demo").try_lock().await.unless_held().expect("an answer").is_none());
     assert_eq!(lease.release().await.expect("an answer"), Released::Released);
     let key = locked(&mut theirs).await;
     assert!(key.starts_with("demo/"), "{key}");
-    let line = client.show("demo").await.expect("an answer").expect("it is held");
+    let line = client.line("demo").await.expect("an answer").expect("it is held");
     assert_eq!(line.held[0].holder.label(), "a client of another library");
     assert!(line.held[0].remaining <= Duration::from_secs(10));
-    assert!(client.mutex("demo").try_lock().await.expect("an answer").is_none());
+    assert!(client.mutex("demo").try_lock().await.unless_held().expect("an answer").is_none());
     theirs.terminate().expect("it runs");
     let lease = soon("our turn", client.mutex("demo").ttl(LONG).lock()).await.expect("a lease");
     lease.release().await.expect("an answer");
@@ -41,11 +41,11 @@ async fn we_wait_in_line_with_etcdctl_in_order_of_arrival() {
     let [one, two] = [client(server.url()).await, client(server.url()).await];
     let mut first = lock(&server, "demo", 10);
     locked(&mut first).await;
-    let mut second = Waiter::start(one.claim("demo").ttl(LONG));
+    let mut second = Waiter::start(one.request("demo").ttl(LONG));
     until_waiting(&one, "demo", 1).await;
     let mut third = lock(&server, "demo", 10);
     until_waiting(&one, "demo", 2).await;
-    let mut fourth = Waiter::start(two.claim("demo").ttl(LONG));
+    let mut fourth = Waiter::start(two.request("demo").ttl(LONG));
     until_waiting(&one, "demo", 3).await;
     first.terminate().expect("it runs");
     let lease = second.granted().await;
@@ -68,7 +68,7 @@ async fn killed_etcdctl_is_followed_by_us_after_its_ttl() {
     let client = client(server.url()).await;
     let mut theirs = lock(&server, "demo", 2);
     locked(&mut theirs).await;
-    let mut waiter = Waiter::start(client.claim("demo").ttl(LONG));
+    let mut waiter = Waiter::start(client.request("demo").ttl(LONG));
     until_waiting(&client, "demo", 1).await;
     theirs.kill().expect("it runs");
     assert_eq!(waiter.granted().await.state(), LeaseState::Held);
@@ -79,12 +79,15 @@ async fn killed_etcdctl_is_followed_by_us_after_its_ttl() {
 async fn etcdctl_waits_for_all_our_readers_and_stops_later_ones() {
     let server = server().await;
     let [one, two] = [client(server.url()).await, client(server.url()).await];
-    let reader = |client: &leasehold::Client| client.claim("rw").mode(Mode::Shared).ttl(LONG);
+    let reader = |client: &leasehold::Client| client.request("rw").mode(Mode::Shared).ttl(LONG);
     let first = reader(&one).acquire().await.expect("readers share");
     let second = reader(&two).acquire().await.expect("readers share");
     let mut theirs = lock(&server, "rw", 10);
     until_waiting(&one, "rw", 1).await;
-    assert!(reader(&one).try_acquire().await.expect("an answer").is_none(), "a writer waits");
+    assert!(
+        reader(&one).try_acquire().await.unless_held().expect("an answer").is_none(),
+        "a writer waits"
+    );
     let mut late = Waiter::start(reader(&one));
     until_waiting(&one, "rw", 2).await;
     first.release().await.expect("an answer");
@@ -105,15 +108,16 @@ async fn names_with_slashes_are_the_same_lock_for_etcdctl() {
         let mut theirs = lock(&server, name, 10);
         let key = locked(&mut theirs).await;
         assert!(key.starts_with(&format!("{name}/")), "{key}");
-        assert!(client.mutex(name).try_lock().await.expect("an answer").is_none());
+        assert!(client.mutex(name).try_lock().await.unless_held().expect("an answer").is_none());
         // Leasehold's name `a` is another lock, whatever is below it.
         let above = client.mutex("a").ttl(LONG);
-        let lease = above.try_lock().await.expect("an answer").expect("`a` is free");
-        let waited = above.lock_within(Duration::from_millis(100)).await.expect("an answer");
+        let lease = above.try_lock().await.unless_held().expect("an answer").expect("`a` is free");
+        let waited =
+            above.lock_within(Duration::from_millis(100)).await.unless_held().expect("an answer");
         assert!(waited.is_none(), "`a` is held");
         lease.release().await.expect("an answer");
         // A client that gave up waiting leaves the line in the background.
-        until("an empty line", async || client.show("a").await.expect("an answer").is_none()).await;
+        until("an empty line", async || client.line("a").await.expect("an answer").is_none()).await;
         theirs.terminate().expect("it runs");
         drop(soon("our turn", client.mutex(name).lock()).await.expect("a lease"));
     }
@@ -129,7 +133,7 @@ async fn etcdctl_takes_our_names_below_its_own_for_its_own() {
     let mut theirs = lock(&server, "a", 10);
     until_waiting(&client, "a", 0).await;
     until("it to be in line", async || claims(&server).len() == 2).await;
-    let line = client.show("a").await.expect("an answer").expect("etcdctl is in it");
+    let line = client.line("a").await.expect("an answer").expect("etcdctl is in it");
     assert_eq!(line.held.len(), 1, "to us it holds already");
     below.release().await.expect("an answer");
     locked(&mut theirs).await;
@@ -144,15 +148,15 @@ async fn locks_of_others_are_listed_and_other_keys_are_not() {
     ctl(&endpoint(&server), &["put", "registry/pods/one", "no lock"]);
     let mut theirs = lock(&server, "demo", 10);
     locked(&mut theirs).await;
-    let page = client.inspect(&Query::all()).await.expect("an answer");
+    let page = client.admin().inspect(&Query::all()).await.expect("an answer");
     let names: Vec<&str> = page.lines.iter().map(|line| line.name.as_str()).collect();
     assert_eq!(names, ["demo"]);
     // But a client that locks a name above such keys has to respect them.
-    let pods = client.mutex("registry/pods").try_lock().await.expect("an answer");
+    let pods = client.mutex("registry/pods").try_lock().await.unless_held().expect("an answer");
     assert!(pods.is_none(), "a key in the line is a claim");
-    let evicted = client.force_release("demo", "stuck").await.expect("an answer");
+    let evicted = client.admin().force_release("demo", "stuck").await.expect("an answer");
     assert_eq!(evicted.len(), 1);
-    assert!(client.mutex("demo").try_lock().await.expect("an answer").is_some());
+    assert!(client.mutex("demo").try_lock().await.unless_held().expect("an answer").is_some());
     theirs.terminate().expect("it runs");
     ctl(&endpoint(&server), &["del", "registry/pods/one"]);
     nothing_is_left(&server, &[client]).await;
@@ -220,10 +224,10 @@ async fn lock_service_waits_for_our_lease_and_we_wait_for_its_lock() {
         let key = soon("its turn", theirs).await.expect("no panic");
         let plain = STANDARD.decode(&key).expect("a key");
         assert!(plain.starts_with(format!("{name}/").as_bytes()), "{key}");
-        let line = client.show(name).await.expect("an answer").expect("it is held");
+        let line = client.line(name).await.expect("an answer").expect("it is held");
         assert_eq!(line.held[0].holder.label(), "a client of another library");
-        assert!(client.mutex(name).try_lock().await.expect("an answer").is_none());
-        let mut waiter = Waiter::start(client.claim(name).ttl(LONG));
+        assert!(client.mutex(name).try_lock().await.unless_held().expect("an answer").is_none());
+        let mut waiter = Waiter::start(client.request(name).ttl(LONG));
         until_waiting(&client, name, 1).await;
         assert!(waiter.is_waiting());
         session.unlock(&key);

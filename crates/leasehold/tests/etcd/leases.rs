@@ -7,7 +7,7 @@ use futures_util::StreamExt as _;
 use leasehold::claim::{Claim, ClaimKey, Holder, Note, Renewal, Standing, Token};
 use leasehold::engine::{Engine as _, EventKind, Query};
 use leasehold::etcd::Etcd as EtcdEngine;
-use leasehold::{Error, LeaseState, LostCause, Mode, Name, Released};
+use leasehold::{Error, LeaseState, LockOptions, LostCause, Mode, Name, Released};
 use leasehold_testkit::scheduling::SchedulerDelay;
 use leasehold_testkit::{Direction, Etcd, Proxy, Server};
 
@@ -52,14 +52,14 @@ async fn waiter_whose_lease_was_revoked_takes_a_new_place_and_is_granted() {
     let [one, two] = [client(server.url()).await, client(server.url()).await];
     let lease = one.mutex("place").ttl(LONG).lock().await.expect("free");
     let held = lease_ids(&server);
-    let mut waiter = Waiter::start(two.claim("place").ttl(LONG));
+    let mut waiter = Waiter::start(two.request("place").ttl(LONG));
     until_waiting(&one, "place", 1).await;
-    let first = one.show("place").await.expect("a line").expect("held").waiting[0].fence;
+    let first = one.line("place").await.expect("a line").expect("held").waiting[0].fence;
     for id in lease_ids(&server).iter().filter(|id| !held.contains(id)) {
         ctl(&endpoint(&server), &["lease", "revoke", id]);
     }
     until("a new place", async || {
-        let line = one.show("place").await.expect("a line").expect("held");
+        let line = one.line("place").await.expect("a line").expect("held");
         line.waiting.first().is_some_and(|claim| claim.fence > first)
     })
     .await;
@@ -75,7 +75,7 @@ async fn f97_full_store_grants_nothing_and_lets_everybody_go() {
     let server = server.expect("a server");
     let client = client(server.url()).await;
     let lease = client.mutex("full").ttl(LONG).lock().await.expect("free");
-    let mut waiter = Waiter::start(client.claim("full").ttl(LONG));
+    let mut waiter = Waiter::start(client.request("full").ttl(LONG));
     until_waiting(&client, "full", 1).await;
     let value = "x".repeat(60_000);
     until("a full store", async || {
@@ -91,14 +91,14 @@ async fn f97_full_store_grants_nothing_and_lets_everybody_go() {
     assert_eq!(lease.release().await.expect("an answer"), Released::Released);
     let next = waiter.granted().await;
     // The client keeps it, although the store can write nothing about it.
-    let before = next.safe_until();
+    let before = next.deadline();
     until("a renewal", async || {
         assert!(next.is_held());
-        next.safe_until() > before
+        next.deadline() > before
     })
     .await;
     assert_eq!(next.release().await.expect("an answer"), Released::Released);
-    let bad = client.examine().await.expect("an answer");
+    let bad = client.admin().examine().await.expect("an answer");
     assert!(bad.iter().any(|finding| finding.subject == "alarm"), "{bad:?}");
     ctl(&endpoint(&server), &["del", "filler"]);
     nothing_is_left(&server, &[client]).await;
@@ -109,7 +109,13 @@ async fn f98_ttl_below_the_shortest_lease_is_kept_by_the_clients_clock() {
     let server = server().await;
     let [one, two] = [client(server.url()).await, client(server.url()).await];
     let ttl = Duration::from_millis(400);
-    let lease = one.mutex("short").ttl(ttl).renew(false).lock().await.expect("free");
+    let lease = one
+        .mutex("short")
+        .ttl(ttl)
+        .options(LockOptions::new().renew(false))
+        .lock()
+        .await
+        .expect("free");
     assert!(lease.time_left() <= ttl);
     assert_eq!(lease_ids(&server).len(), 1);
     let (delay, begun) = (SchedulerDelay::watch(), std::time::Instant::now());
@@ -141,7 +147,13 @@ async fn f98_half_a_second_is_half_a_second_for_its_holder_although_the_lease_is
     let server = slow.start().await.expect("a server");
     let [one, two] = [client(server.url()).await, client(server.url()).await];
     let ttl = Duration::from_millis(500);
-    let lease = one.mutex("short").ttl(ttl).renew(false).lock().await.expect("free");
+    let lease = one
+        .mutex("short")
+        .ttl(ttl)
+        .options(LockOptions::new().renew(false))
+        .lock()
+        .await
+        .expect("free");
     assert!(lease.time_left() <= ttl);
     assert_eq!(lease.handle().ttl(), ttl);
     assert_eq!(granted_seconds(&server), [8]);
@@ -165,7 +177,7 @@ async fn f98_half_a_second_is_half_a_second_for_its_holder_although_the_lease_is
     // The claim may have ended meanwhile, by the clock of its own client.
     assert!(within(&renewed) || matches!(renewed, Standing::Out { .. }), "{renewed:?}");
     drop(engine);
-    if let Some(line) = two.show("short").await.expect("an answer") {
+    if let Some(line) = two.line("short").await.expect("an answer") {
         assert!(line.held[0].remaining <= ttl, "{line:?}");
     }
     let next = soon("a grant", two.mutex("short").lock()).await.expect("a lease");
@@ -185,7 +197,7 @@ async fn compaction_between_reading_and_watching_is_made_up_for_by_reading_again
     let compacting = Compacting::start(&server);
     // Less than the time limit of an answer, and more than several changes and compactions take.
     proxy.delay(Direction::ToServer, Duration::from_secs(2));
-    let mut events = soon("a watch", far.watch(&Query::all())).await.expect("a watch");
+    let mut events = soon("a watch", far.admin().watch(&Query::all())).await.expect("a watch");
     for _ in 0..2 {
         let event = soon("a new reading", events.next()).await.expect("it goes on");
         let kind = event.expect("an event").kind;
@@ -230,9 +242,9 @@ async fn compaction_between_reading_and_watching_is_made_up_for_by_reading_again
 async fn compaction_disturbs_neither_waiters_nor_watchers() {
     let server = server().await;
     let [one, two] = [client(server.url()).await, client(server.url()).await];
-    let mut events = two.watch(&Query::all()).await.expect("a watch");
+    let mut events = two.admin().watch(&Query::all()).await.expect("a watch");
     let lease = one.mutex("compact").ttl(LONG).lock().await.expect("free");
-    let mut waiter = Waiter::start(two.claim("compact").ttl(LONG));
+    let mut waiter = Waiter::start(two.request("compact").ttl(LONG));
     until_waiting(&one, "compact", 1).await;
     ctl(&endpoint(&server), &["compact", &revision(&server).to_string()]);
     lease.release().await.expect("an answer");
@@ -247,21 +259,19 @@ async fn compaction_disturbs_neither_waiters_nor_watchers() {
 
 #[tokio::test]
 async fn a_change_of_mode_or_limit_is_refused_by_name_and_loses_nothing_else() {
-    use leasehold::error::Config;
     let server = server().await;
     let client = client(server.url()).await;
-    let unsupported = |error: &leasehold::Error| {
-        matches!(error, leasehold::Error::Config(Config::Unsupported { .. }))
-    };
+    let unsupported =
+        |error: &leasehold::Error| matches!(error, leasehold::Error::Unsupported { .. });
     let writer = client.rwlock("report").ttl(LONG).write().await.expect("granted");
     let downgraded = writer.downgrade().await;
     assert!(downgraded.as_ref().is_err_and(unsupported), "{downgraded:?}");
     until("the lease is given back", async || {
-        client.show("report").await.expect("an answer").is_none()
+        client.line("report").await.expect("an answer").is_none()
     })
     .await;
     let permit = client.semaphore("uploads", 2).ttl(LONG).acquire().await.expect("granted");
-    let resized = client.resize("uploads", 3).await;
+    let resized = client.admin().resize("uploads", 3).await;
     assert!(resized.as_ref().is_err_and(unsupported), "{resized:?}");
     assert!(permit.is_held());
     permit.release().await.expect("an answer");

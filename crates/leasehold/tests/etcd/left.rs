@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use leasehold::{Released, connect};
+use leasehold::{Released, UnlessHeld, connect};
 
 use super::support::*;
 
@@ -13,7 +13,7 @@ async fn closed_client_leaves_no_lease_and_a_detached_one_stays_until_its_ttl() 
     let client = connect(server.url()).await.expect("a connection");
     let kept = client.mutex("kept").ttl(Duration::from_secs(2)).lock().await.expect("free");
     let gone = client.mutex("gone").ttl(LONG).lock().await.expect("free");
-    assert!(client.mutex("gone").try_lock().await.expect("an answer").is_none());
+    assert!(client.mutex("gone").try_lock().await.unless_held().expect("an answer").is_none());
     let handle = kept.detach().await.expect("a handle");
     drop(gone);
     soon("the close", client.close()).await.expect("an answer");
@@ -50,7 +50,7 @@ async fn client_that_ends_the_last_claim_of_a_closed_client_ends_its_lease() {
     assert_eq!(two.release(&handles[0]).await.expect("an answer"), Released::Released);
     let taken_up = two.adopt(&handles[1]).await.expect("it is held");
     assert!(lease_ids(&server).contains(&left[0]), "a claim is on it");
-    two.force_release("evicted", "left over").await.expect("an answer");
+    two.admin().force_release("evicted", "left over").await.expect("an answer");
     assert!(!lease_ids(&server).contains(&left[0]), "nothing is on it any more");
     assert!(taken_up.is_held());
     assert_eq!(taken_up.release().await.expect("an answer"), Released::Released);

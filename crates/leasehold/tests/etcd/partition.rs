@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use leasehold::layer::retry::RetryPolicy;
-use leasehold::{Client, Lease, LeaseState, LostCause, Released};
+use leasehold::{Client, Lease, LeaseState, LostCause, Released, UnlessHeld};
 use leasehold_testkit::{Etcd, Server, SplitCluster};
 
 use super::support::*;
@@ -72,10 +72,10 @@ impl Scene {
 }
 
 async fn renewed(lease: &Lease) {
-    let before = lease.safe_until();
+    let before = lease.deadline();
     until("a renewal", async || {
         assert_ne!(lease.state(), LeaseState::Lost, "the lease was lost");
-        lease.safe_until() > before
+        lease.deadline() > before
     })
     .await;
 }
@@ -96,9 +96,9 @@ async fn few_lose_and_many_go_on(role: Role, locks: usize) {
         leases.push(mutex.lock().await.expect("free"));
     }
     let kept = many.mutex("kept").ttl(TTL).lock().await.expect("free");
-    let mut far = Waiter::start(patient.claim("kept").ttl(TTL));
+    let mut far = Waiter::start(patient.request("kept").ttl(TTL));
     until_waiting(&many, "kept", 1).await;
-    let mut waiter = Waiter::start(many.claim("parted:0").ttl(TTL));
+    let mut waiter = Waiter::start(many.request("parted:0").ttl(TTL));
     until_waiting(&many, "parted:0", 1).await;
     // Several renewals, so that with many locks the client renews some without a look.
     for _ in 0..3 {
@@ -115,7 +115,7 @@ async fn few_lose_and_many_go_on(role: Role, locks: usize) {
     }
     assert!(next.fence() > leases[0].fence());
     scene.is_split().await;
-    let refused = soon("an answer", few.mutex("other").try_lock()).await;
+    let refused = soon("an answer", few.mutex("other").try_lock()).await.unless_held();
     assert!(matches!(&refused, Err(error) if error.is_transient()), "{refused:?}");
     renewed(&kept).await;
     assert!(far.is_waiting(), "two hold at once");
@@ -161,7 +161,7 @@ async fn f91_client_that_reaches_both_sides_keeps_what_it_has() {
         // The client may first ask the member that is about to be cut off.
         let both = client(scene.cluster.group().url()).await;
         let lease = both.mutex("kept").ttl(TTL).lock().await.expect("free");
-        let mut waiter = Waiter::start(many.claim("kept").ttl(TTL));
+        let mut waiter = Waiter::start(many.request("kept").ttl(TTL));
         until_waiting(&many, "kept", 1).await;
         scene.cluster.cut_off(scene.alone);
         scene.is_split().await;

@@ -38,7 +38,7 @@ async fn restore(server: &Server, snapshot: &Path) {
 async fn turn(client: &Client) -> Result<u64> {
     let lease = client.mutex("n").ttl(LONG).lock().await?;
     let fence = lease.fence();
-    lease.release().await.map(|_released| fence)
+    lease.release().await.map(|_released| fence.as_u64())
 }
 
 async fn turns(client: &Client, count: usize) -> u64 {
@@ -68,11 +68,11 @@ async fn f129_restored_snapshot_gives_old_fences_until_its_epoch_is_bumped() {
         let refused = turn(&lived).await.expect_err("it knows better");
         assert!(matches!(refused, Error::SetBack { .. }), "{refused}");
         until("the claim was given back", async || claims(&server).is_empty()).await;
-        let bumped = fresh.bump_epoch(None).await.expect("bumped");
+        let bumped = fresh.admin().bump_epoch(None).await.expect("bumped");
         let Bumped::Raised { before, from } = bumped else { panic!("{bumped:?}") };
-        assert!(before < last && last < from, "{bumped:?} after {last}");
+        assert!(before < last && last < from.as_u64(), "{bumped:?} after {last}");
         last = turn(&lived).await.expect("above all it was told");
-        assert!(last >= from);
+        assert!(last >= from.as_u64());
         drop(guard.enter("account", last).await.expect("the newest"));
         // Not empty yet: the lease of the client that lived is older than the snapshot.
         soon("the close", fresh.close()).await.expect("an answer");
@@ -87,11 +87,12 @@ async fn claims_of_etcds_own_command_are_in_line_across_a_bump() {
     let first = one.mutex("n").ttl(LONG).lock().await.expect("free");
     let mut other = lock(&server, "n", 2);
     until_waiting(&one, "n", 1).await;
-    one.bump_epoch(None).await.expect("bumped");
-    let mut last = Waiter::start(one.claim("n").ttl(LONG));
+    one.admin().bump_epoch(None).await.expect("bumped");
+    let mut last = Waiter::start(one.request("n").ttl(LONG));
     until_waiting(&one, "n", 2).await;
-    let line = one.show("n").await.expect("an answer").expect("a line");
-    let fences: Vec<u64> = line.held.iter().chain(&line.waiting).map(|claim| claim.fence).collect();
+    let line = one.line("n").await.expect("an answer").expect("a line");
+    let fences: Vec<u64> =
+        line.held.iter().chain(&line.waiting).map(|claim| claim.fence.as_u64()).collect();
     assert!(fences.is_sorted_by(|one, next| one < next), "{fences:?}");
     first.release().await.expect("an answer");
     locked(&mut other).await;

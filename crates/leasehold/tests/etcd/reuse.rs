@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use leasehold::Released;
 use leasehold::claim::{Claim, Holder, Standing};
-use leasehold::engine::{Admin, Bump, Engine, Eviction, RaiseFences, Wake};
+use leasehold::engine::{Administer, Bump, Engine, Eviction, RaiseFences, Wake};
 use leasehold::etcd::Etcd as Store;
 use leasehold_testkit::Server;
 use leasehold_testkit::bare::{self, renewal};

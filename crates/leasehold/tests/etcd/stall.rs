@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use leasehold::{Client, Lease, LeaseState, LostCause, Released};
+use leasehold::{Client, Fence, Lease, LeaseState, LostCause, Released};
 use leasehold_testkit::{Group, Server, StalledDisk, Worker};
 
 use super::support::*;
@@ -76,25 +76,25 @@ impl Scene {
 
 /// Whether `doctor` reports that these servers believe a leader that was replaced.
 async fn believes_old_leaders(client: &Client) -> bool {
-    let findings = client.examine().await.expect("an answer");
+    let findings = client.admin().examine().await.expect("an answer");
     findings.iter().any(|finding| {
         finding.subject == "version" && finding.found.contains("a leader that was replaced")
     })
 }
 
 /// The fence of the holder.
-async fn fence_in_store(client: &Client, name: &str) -> Option<u64> {
-    let line = client.show(name).await.expect("a line")?;
+async fn fence_in_store(client: &Client, name: &str) -> Option<Fence> {
+    let line = client.line(name).await.expect("a line")?;
     line.held.first().map(|claim| claim.fence)
 }
 
 /// The release of the lost lease does not release the next one.
 async fn harms_nobody(lost: Lease, next: Lease) {
     assert_ne!(soon("an answer", lost.release()).await.ok(), Some(Released::Released));
-    let before = next.safe_until();
+    let before = next.deadline();
     until("a renewal", async || {
         assert!(next.is_held(), "the next was lost as well");
-        next.safe_until() > before
+        next.deadline() > before
     })
     .await;
     assert_eq!(soon("an answer", next.release()).await.expect("one"), Released::Released);
@@ -110,35 +110,35 @@ async fn f93_lease_that_a_leader_with_a_stalled_disk_ends_is_lost_at_the_next_re
     let lease = one.mutex("stalled").ttl(TTL).lock().await.expect("it is free");
     let fence = lease.fence();
     let stalled = scene.stall().await;
-    let begun = lease.safe_until();
+    let begun = lease.deadline();
     until("renewals by another leader, and what the old one makes of it", async || {
         assert_ne!(lease.state(), LeaseState::Lost, "the lease was lost");
         // No client asks the old leader for anything else.
         let ends_it = metric(scene.leader(), "etcd_server_proposals_pending") > 0;
-        (ends_it || !is_believed) && lease.safe_until().since(begun) > TTL
+        (ends_it || !is_believed) && lease.deadline().since(begun) > TTL
     })
     .await;
     assert_eq!(fence_in_store(&two, "stalled").await, Some(fence));
     // It waits with a lease that the old leader does not know.
-    let mut waiter = Waiter::start(two.claim("stalled").ttl(TTL));
+    let mut waiter = Waiter::start(two.request("stalled").ttl(TTL));
     until_waiting(&two, "stalled", 1).await;
     assert!(lease.is_held() && waiter.is_waiting(), "two hold at once");
     stalled.heal().expect("no stall");
     if is_believed {
         let next = waiter.granted().await;
         assert!(next.fence() > fence);
-        let known = lease.safe_until();
+        let known = lease.deadline();
         assert_eq!(soon("the loss", lease.lost()).await, LostCause::TakenBy(two.holder().clone()));
         // One renewal may have been in flight; another would have moved the end by more.
-        assert!(lease.safe_until().since(known) < TTL, "it was renewed although it was gone");
+        assert!(lease.deadline().since(known) < TTL, "it was renewed although it was gone");
         harms_nobody(lease, next).await;
         scene.ends_empty(&[one, two]).await;
         return;
     }
-    let awake = lease.safe_until();
+    let awake = lease.deadline();
     until("two more renewals", async || {
         assert!(lease.is_held() && waiter.is_waiting(), "these servers keep leases that live");
-        lease.safe_until().since(awake) > TTL
+        lease.deadline().since(awake) > TTL
     })
     .await;
     assert_eq!(fence_in_store(&two, "stalled").await, Some(fence));
@@ -156,7 +156,7 @@ async fn f93_renewals_that_only_a_leader_with_a_stalled_disk_hears_of_keep_nothi
     let lease = one.mutex("stalled").ttl(TTL).lock().await.expect("it is free");
     let ids = lease_ids(scene.leader());
     let stalled = scene.stall().await;
-    let mut waiter = Waiter::start(two.claim("stalled").ttl(TTL));
+    let mut waiter = Waiter::start(two.request("stalled").ttl(TTL));
     until_waiting(&two, "stalled", 1).await;
     if is_believed {
         let mut keep = etcdctl(&endpoint(scene.leader()));

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
 use leasehold::memory::Memory;
-use leasehold::{Client, Lease, LeaseState, LostCause, Name, Released};
+use leasehold::{Client, Lease, LeaseState, LockOptions, LostCause, Name, Released, UnlessHeld};
 
 use crate::support::{LONG, on_every_store, soon, until, until_free, until_waiting};
 
@@ -28,7 +28,13 @@ async fn until_called_with(losses: &Losses, causes: &[LostCause]) {
 async fn holder_is_called_once_when_its_lease_is_lost() {
     let (memory, clock) = Memory::virtual_time();
     let client = memory.client().expect("a client");
-    let lease = client.mutex("lost").ttl(TTL).renew(false).lock().await.expect("a lease");
+    let lease = client
+        .mutex("lost")
+        .ttl(TTL)
+        .options(LockOptions::new().renew(false))
+        .lock()
+        .await
+        .expect("a lease");
     let losses = losses_of(&lease);
     clock.advance(TTL * 2);
     until_called_with(&losses, &[LostCause::Expired]).await;
@@ -40,7 +46,13 @@ async fn holder_is_called_once_when_its_lease_is_lost() {
 async fn holder_that_asks_after_the_loss_is_called_at_once() {
     let (memory, clock) = Memory::virtual_time();
     let client = memory.client().expect("a client");
-    let lease = client.mutex("late").ttl(TTL).renew(false).lock().await.expect("a lease");
+    let lease = client
+        .mutex("late")
+        .ttl(TTL)
+        .options(LockOptions::new().renew(false))
+        .lock()
+        .await
+        .expect("a lease");
     clock.advance(TTL * 2);
     let losses = losses_of(&lease);
     assert_eq!(*losses.lock().expect("no panic"), [LostCause::Expired]);
@@ -84,9 +96,9 @@ async fn callback_that_panics_costs_no_other_lease() {
     lost.on_lost(|_| panic!("on purpose"));
     memory.expire_now(&Name::new("gone").expect("a name"));
     for _ in 0..3 {
-        let before = kept.safe_until();
+        let before = kept.deadline();
         clock.advance(TTL * 7 / 10);
-        until("a renewal", async || kept.safe_until() > before).await;
+        until("a renewal", async || kept.deadline() > before).await;
     }
     assert!(!lost.is_held() && kept.is_held());
 }
@@ -106,7 +118,13 @@ async fn callback_may_drop_leases() {
 async fn lease_knows_when_it_was_acquired() {
     let (memory, clock) = Memory::virtual_time();
     let client = memory.client().expect("a client");
-    let lease = client.mutex("acquired").ttl(TTL).renew(false).lock().await.expect("a lease");
+    let lease = client
+        .mutex("acquired")
+        .ttl(TTL)
+        .options(LockOptions::new().renew(false))
+        .lock()
+        .await
+        .expect("a lease");
     clock.advance(TTL / 2);
     let acquired_at = lease.acquired_at();
     let age = SystemTime::now().duration_since(acquired_at).expect("in the past");
@@ -130,7 +148,7 @@ fn client_gives_back_all_its_leases_and_can_be_used_on() {
         let released = soon("the release", client.release_all()).await.expect("an answer");
         assert_eq!(released, leases.len());
         for lease in &leases {
-            let line = other.show(lease.name()).await.expect("an answer");
+            let line = other.line(lease.name()).await.expect("an answer");
             assert!(line.is_none(), "the store knows: {line:?}");
             assert_eq!(lease.lost().await, LostCause::Released);
         }
@@ -138,7 +156,8 @@ fn client_gives_back_all_its_leases_and_can_be_used_on() {
         let first = leases.remove(0);
         let name = first.name().clone();
         assert_eq!(first.release().await.expect("an answer"), Released::Released);
-        let again = client.mutex(&name).ttl(LONG).try_lock().await.expect("an answer");
+        let again =
+            client.mutex(&name).ttl(LONG).try_lock().await.unless_held().expect("an answer");
         drop(leases);
         assert!(again.expect("it is free").is_held(), "old leases give back nothing new");
         assert_eq!(client.release_all().await.expect("an answer"), 0);

@@ -9,7 +9,7 @@ use leasehold::engine::{Engine, Kept, Notice, Wait, WaitNotices};
 use leasehold::error::Invalid;
 use leasehold::layer::chaos::{Chaos, Verb};
 use leasehold::memory::Memory;
-use leasehold::{Client, Error, Lease, Result};
+use leasehold::{Client, Error, Lease, Result, UnlessHeld};
 use leasehold_testkit::bare;
 use tokio::sync::Barrier;
 use tokio::task::JoinHandle;
@@ -21,7 +21,7 @@ const PERIOD: Duration = Duration::from_millis(50);
 fn looker(memory: &Memory) -> (Client, Chaos) {
     let chaos = Chaos::default();
     let engine = chaos.trouble(memory.clone());
-    let client = Client::builder().deadlock_detection(PERIOD).engine(engine);
+    let client = Client::builder().deadlock_period(PERIOD).engine(engine);
     (client.expect("a client"), chaos)
 }
 
@@ -127,7 +127,7 @@ async fn a_cycle_that_only_the_first_of_two_readings_saw_has_no_victim() {
     });
     let hooks = Hooks { before: None, after: Some(after) };
     let engine = Store::Memory(memory.clone()).hooked(hooks);
-    let builder = Client::builder().deadlock_detection(PERIOD);
+    let builder = Client::builder().deadlock_period(PERIOD);
     let client = builder.engine(engine).expect("a client");
     // The fences of `b` must be the greater ones, so that this client is the one to give up.
     for _ in 0..5 {
@@ -136,10 +136,10 @@ async fn a_cycle_that_only_the_first_of_two_readings_saw_has_no_victim() {
     let own = lock(&client, "a").await;
     memory.claim(&held).await.expect("an answer");
     memory.claim(&waiting).await.expect("an answer");
-    let line = client.show("a").await.expect("an answer").expect("in use");
+    let line = client.line("a").await.expect("an answer").expect("in use");
     let keeps = vec![Kept { name: held.key.name.clone(), fence: 0 }];
     let wait_of_other =
-        Wait { name: waiting.key.name.clone(), fence: line.waiting[0].fence, keeps };
+        Wait { name: waiting.key.name.clone(), fence: line.waiting[0].fence.as_u64(), keeps };
     let (holder, waits) = (other.id(), vec![wait_of_other]);
     memory.announce(&Notice { holder, client: 1, waits, keep: LONG }).await.expect("an answer");
     let waiter = wait(&client, "b");
@@ -230,29 +230,29 @@ async fn a_lease_that_is_used_during_the_wait_is_no_part_of_a_cycle() {
 async fn a_client_apart_is_another_holder_and_lives_on_by_itself() {
     let memory = Memory::new();
     let client = Client::builder().engine(memory.clone()).expect("a client");
-    let apart = client.apart("worker").expect("a good label");
+    let apart = client.with_own_identity("worker").expect("a good label");
     assert_ne!(apart.holder(), client.holder());
     assert_eq!(apart.holder().label(), "worker");
     let ttl = Duration::from_millis(300);
     let lease = apart.mutex("n").ttl(ttl).lock().await.expect("free");
-    assert!(client.mutex("n").try_lock().await.expect("an answer").is_none());
+    assert!(client.mutex("n").try_lock().await.unless_held().expect("an answer").is_none());
     drop(client);
-    let before = lease.safe_until();
-    until("a renewal", async || lease.safe_until() > before || !lease.is_held()).await;
+    let before = lease.deadline();
+    until("a renewal", async || lease.deadline() > before || !lease.is_held()).await;
     assert!(lease.is_held());
     drop(lease);
-    assert!(apart.mutex("n").try_lock().await.expect("an answer").is_some());
-    assert!(matches!(apart.apart(""), Err(Error::Invalid(Invalid::Label))));
+    assert!(apart.mutex("n").try_lock().await.unless_held().expect("an answer").is_some());
+    assert!(matches!(apart.with_own_identity(""), Err(Error::Invalid(Invalid::Label))));
 }
 
 #[test]
 fn a_period_out_of_bounds_is_refused() {
     for period in [Duration::ZERO, Duration::from_millis(9), Duration::from_secs(3601)] {
-        let built = Client::builder().deadlock_detection(period).engine(Memory::new());
+        let built = Client::builder().deadlock_period(period).engine(Memory::new());
         assert!(matches!(built, Err(Error::Invalid(Invalid::Setting { .. }))), "{period:?}");
     }
     for period in [None, Some(Duration::from_millis(10)), Some(Duration::from_secs(3600))] {
-        Client::builder().deadlock_detection(period).engine(Memory::new()).expect("in bounds");
+        Client::builder().deadlock_period(period).engine(Memory::new()).expect("in bounds");
     }
 }
 
@@ -262,7 +262,7 @@ fn f124_threads_of_the_blocking_interface_that_wait_for_each_other_are_found() {
     let url = "memory:deadlock-of-threads";
     let together = std::sync::Barrier::new(2);
     let cross = |own: &str, next: &str| {
-        let builder = Client::builder().deadlock_detection(PERIOD);
+        let builder = Client::builder().deadlock_period(PERIOD);
         let client = leasehold::blocking::Client::connect(builder, url).expect("connected");
         let _own = client.mutex(own).lock().expect("free");
         together.wait();

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use leasehold::clock::VirtualClock;
 use leasehold::layer::chaos::{Trouble, Verb};
 use leasehold::memory::Memory;
-use leasehold::{Client, Error, LeaseState, LostCause, Name, Released};
+use leasehold::{Client, Error, LeaseState, LockOptions, LostCause, Name, Released, UnlessHeld};
 
 use crate::support::{
     LONG, is_free, on_every_store, on_stores_that, soon, until, until_free, until_waiting,
@@ -62,7 +62,9 @@ fn f05_lease_is_kept_while_work_blocks_every_executor_thread() {
         std::thread::sleep(2 * ttl);
         // A renewal that is slow on a busy machine makes the lease uncertain, and it is still held.
         assert!(lease.is_held(), "{:?}", lease.state());
-        assert!(other.mutex("blocked").try_lock().await.expect("an answer").is_none());
+        assert!(
+            other.mutex("blocked").try_lock().await.unless_held().expect("an answer").is_none()
+        );
         for blocker in blockers {
             blocker.await.expect("the blocker slept");
         }
@@ -85,18 +87,18 @@ fn f06_lease_is_kept_while_each_third_renewal_fails() {
             chaos.calls(Verb::Renew) >= 13
         })
         .await;
-        assert!(other.mutex("flaky").try_lock().await.expect("an answer").is_none());
+        assert!(other.mutex("flaky").try_lock().await.unless_held().expect("an answer").is_none());
         assert_eq!(lease.release().await.expect("an answer"), Released::Released);
         assert_eq!(client.stats().lost, 0);
     });
 }
 
 #[test]
-fn f07_hung_work_is_stopped_and_its_lease_given_back_at_max_hold() {
+fn f07_hung_work_is_stopped_and_its_lease_given_back_at_hold_at_most() {
     on_every_store(async |store| {
         let (client, other) = (store.client(), store.client());
         let span = Duration::from_millis(150);
-        let mutex = client.mutex("hung").ttl(LONG).max_hold(span);
+        let mutex = client.mutex("hung").ttl(LONG).options(LockOptions::new().hold_at_most(span));
         let begun = Instant::now();
         let work = soon(
             "the end of the work",
@@ -105,7 +107,7 @@ fn f07_hung_work_is_stopped_and_its_lease_given_back_at_max_hold() {
             }),
         );
         let error = work.await.expect_err("the work never ends by itself");
-        assert!(matches!(error, Error::Lost { cause: LostCause::MaxHold, .. }), "{error:?}");
+        assert!(matches!(error, Error::Lost { cause: LostCause::HoldAtMost, .. }), "{error:?}");
         assert!(begun.elapsed() >= span);
         until_free(&other, "hung").await;
         assert_eq!(client.stats().active, 0);
@@ -147,7 +149,8 @@ fn f14_second_release_and_strange_release_leave_the_new_holder_alone() {
             let lease = one.mutex("twice").ttl(LONG).lock().await.expect("a lease");
             let again = two.adopt(&lease.handle()).await.expect("the same lease");
             assert_eq!(lease.release().await.expect("an answer"), Released::Released);
-            let next = three.mutex("twice").ttl(LONG).try_lock().await.expect("an answer");
+            let next =
+                three.mutex("twice").ttl(LONG).try_lock().await.unless_held().expect("an answer");
             let next = next.expect("it is free");
             let taken = Released::TakenBy(three.holder().clone());
             assert_eq!(again.release().await.expect("an answer"), taken);
@@ -197,7 +200,7 @@ fn f16_same_label_is_not_the_same_holder() {
             async move { mutex.lock().await }
         });
         until_waiting(&one, "label", 1).await;
-        let line = one.show("label").await.expect("an answer").expect("two are in line");
+        let line = one.line("label").await.expect("an answer").expect("two are in line");
         assert_eq!(line.held[0].holder.label(), line.waiting[0].holder.label());
         assert_ne!(line.held[0].holder, line.waiting[0].holder);
         let fence = lease.fence();
@@ -213,7 +216,7 @@ async fn lease_after_a_long_wait_behind_its_own_client_is_fresh() {
     let (one, two) = (memory.client().expect("a client"), memory.client().expect("a client"));
     let hours = Duration::from_secs(10 * 3_600);
     let held = one.mutex("entrance").ttl(hours).lock().await.expect("a lease");
-    let mutex = two.mutex("entrance").reentrant();
+    let mutex = two.mutex("entrance").options(LockOptions::new().reentrant());
     let enter = || {
         let mutex = mutex.clone();
         tokio::spawn(async move { mutex.lock().await })

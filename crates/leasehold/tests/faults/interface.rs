@@ -7,11 +7,14 @@ use std::time::Duration;
 use futures_util::future::FutureExt;
 use leasehold::claim::{Holder, HolderId};
 use leasehold::engine::Engine;
-use leasehold::error::{Config, Invalid, Kind};
+use leasehold::error::{Config, Invalid, Kind, UnreachableReason};
 use leasehold::layer::chaos::{Trouble, Verb};
 use leasehold::layer::retry::RetryPolicy;
 use leasehold::observe::{Measure, Observer};
-use leasehold::{Client, Error, Handle, Lease, LostCause, Mode, Mutex as Lock, Name, Request};
+use leasehold::{
+    Client, Error, Handle, Lease, LockOptions, LostCause, Mode, Mutex as Lock, Name, Request,
+    UnlessHeld,
+};
 
 use crate::support::{Hooks, LONG, on_every_store, soon, until, until_waiting};
 
@@ -124,7 +127,9 @@ fn observer_hears_of_grants_refusals_waits_and_releases() {
         let diary = Diary::default();
         let client = store.client_with(Client::builder().observer(diary.clone()));
         let lease = client.mutex("measured").ttl(LONG).lock().await.expect("a lease");
-        assert!(client.mutex("measured").try_lock().await.expect("an answer").is_none());
+        assert!(
+            client.mutex("measured").try_lock().await.unless_held().expect("an answer").is_none()
+        );
         let lock = client.mutex("measured").ttl(LONG);
         let waiter = tokio::spawn(async move { lock.lock().await });
         until_waiting(&client, "measured", 1).await;
@@ -201,13 +206,14 @@ fn a_silent_store_is_tried_twice_and_then_for_as_long_as_the_policy_says() {
                     return Ok(());
                 }
                 tokio::time::sleep(SILENCE).await;
-                Err(Error::Unreachable { store: "a test".into(), cause: "no answer".into() })
+                Err(Error::unreachable("a test", UnreachableReason::NoAnswer, "no answer"))
             }
             .boxed()
         });
         let policy = RetryPolicy { within: SILENCE / 2, ..retrying(8) };
         let client = Client::builder().retry(policy).engine(store.hooked(hooks)).expect("a client");
-        let error = client.mutex("silent").try_lock().await.expect_err("it is silent");
+        let error =
+            client.mutex("silent").try_lock().await.unless_held().expect_err("it is silent");
         assert!(error.is_transient(), "{error:?}");
         assert_eq!(*calls.lock().expect("nobody panicked"), 2);
     });
@@ -243,7 +249,9 @@ fn errors_say_whether_trying_again_may_help() {
     let holder = Holder::known(HolderId(1), "somebody").expect("a good label");
     let text = || "x".to_owned();
     let table = [
-        (Error::Unreachable { store: text(), cause: text() }, true),
+        (Error::unreachable("x", UnreachableReason::Other, "x"), true),
+        (Error::TaskEnded { store: text() }, true),
+        (Error::Unsupported { engine: "x", what: "do it", advice: "use another" }, false),
         (Error::Store { store: text(), cause: text(), transient: true }, true),
         (Error::TooSlow { name: name(), took: LONG }, true),
         (Error::Store { store: text(), cause: text(), transient: false }, false),
@@ -287,7 +295,7 @@ fn a_claim_that_is_granted_before_the_look_at_its_line_is_no_deadlock() {
             })),
         };
         let client = Client::builder().engine(store.hooked(hooks)).expect("a client");
-        let waiting = client.claim("n").one_at_a_time();
+        let waiting = client.request("n").options(LockOptions::new().detect_self_deadlock());
         let lease = tokio::time::timeout(Duration::from_secs(20), waiting.acquire()).await;
         let lease = lease.expect("in time").expect("no deadlock");
         assert!(lease.is_held());

@@ -11,7 +11,7 @@ use leasehold::clock::{Clock, Moment, Sleep, VirtualClock};
 use leasehold::engine::{Alert, Alerts, Engine, Info, Page, Parts, Query, Wake};
 use leasehold::layer::chaos::{Chaos, Trouble, Verb};
 use leasehold::memory::Memory;
-use leasehold::{Client, Error, LeaseState, Released, Result};
+use leasehold::{Client, Error, LeaseState, LockOptions, Released, Result, UnlessHeld};
 use tokio::sync::Notify;
 
 use crate::support::{Hooks, LONG, on_every_store, soon, until, until_free, until_waiting};
@@ -29,9 +29,8 @@ fn hanging_releases_do_not_stop_renewals() {
             // One exchange for each, not one for all.
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
-        let before = kept.safe_until();
-        until("a renewal, or the loss", async || kept.safe_until() > before || !kept.is_held())
-            .await;
+        let before = kept.deadline();
+        until("a renewal, or the loss", async || kept.deadline() > before || !kept.is_held()).await;
         assert!(kept.is_held(), "hanging releases kept the renewals from going out");
         chaos.heal();
         client.close().await.expect("nothing hangs any more");
@@ -92,7 +91,7 @@ fn closing_a_client_leaves_another_one_of_the_same_engine_alone() {
         let waiter = tokio::spawn(async move { mutex.lock().await });
         until_waiting(&other, "twin", 1).await;
         one.close().await.expect("closed");
-        assert!(matches!(one.mutex("twin").try_lock().await, Err(Error::Closed)));
+        assert!(matches!(one.mutex("twin").try_lock().await.unless_held(), Err(Error::Closed)));
         assert!(!waiter.is_finished() && held.is_held());
         lease.release().await.expect("an answer");
         let lease = soon("a grant", waiter).await.expect("no panic").expect("a lease");
@@ -156,7 +155,7 @@ async fn keeper_never_sleeps_past_the_end_of_a_lease() {
     let client = builder.engine(chaos.trouble(memory)).expect("a client");
     let lease = client.mutex("end").ttl(Duration::from_secs(30)).lock().await.expect("a lease");
     chaos.next(Verb::Renew, Trouble::Refuse, u32::MAX);
-    let end = lease.safe_until();
+    let end = lease.deadline();
     // Renewals fail until the next one would come too late; the keeper then waits for the end.
     loop {
         let at = soon("the keeper to rest", diary.alarm()).await;
@@ -177,12 +176,18 @@ async fn keeper_never_sleeps_past_the_end_of_a_lease() {
 }
 
 #[test]
-fn loss_is_counted_once_although_release_and_max_hold_meet() {
+fn loss_is_counted_once_although_release_and_hold_at_most_meet() {
     on_every_store(async |store| {
         let client = store.client();
         let span = Duration::from_millis(2);
         for round in 0..600 {
-            let lease = client.mutex("meet").ttl(LONG).max_hold(span).lock().await.expect("free");
+            let lease = client
+                .mutex("meet")
+                .ttl(LONG)
+                .options(LockOptions::new().hold_at_most(span))
+                .lock()
+                .await
+                .expect("free");
             tokio::time::sleep(span - Duration::from_micros(round % 200 * 10)).await;
             lease.release().await.expect("an answer");
         }
@@ -259,9 +264,9 @@ async fn alert_that_is_late_costs_one_renewal_and_no_lease() {
     let client = Client::builder().engine(store.clone()).expect("a client");
     let lease = client.mutex("alarmed").ttl(LONG).lock().await.expect("free");
     for renewals in 1..=3 {
-        let before = lease.safe_until();
+        let before = lease.deadline();
         store.alarm.notify_one();
-        until("a renewal", async || lease.safe_until() > before).await;
+        until("a renewal", async || lease.deadline() > before).await;
         assert_eq!(store.renewals.load(Ordering::SeqCst), renewals);
         assert_eq!(lease.state(), LeaseState::Held);
     }

@@ -20,8 +20,10 @@ use leasehold::layer::chaos::{Chaos, Verb};
 use leasehold::memory::Memory;
 #[cfg(feature = "postgres")]
 use leasehold::postgres::{Advisory, LeaseTable};
-#[cfg(feature = "redis")]
-use leasehold::redis::{Redis, open_redlock};
+#[cfg(feature = "redlock")]
+use leasehold::redis::Redis;
+#[cfg(feature = "redlock")]
+use leasehold::redlock::Redlock;
 #[cfg(feature = "sqlite")]
 use leasehold::sqlite::Sqlite;
 #[cfg(feature = "zookeeper")]
@@ -48,10 +50,10 @@ pub(crate) enum Store {
     #[cfg(feature = "postgres")]
     Postgres(String),
     /// The address of a database of its own.
-    #[cfg(feature = "redis")]
+    #[cfg(feature = "redlock")]
     Redis(String),
     /// The address of such databases on three nodes.
-    #[cfg(feature = "redis")]
+    #[cfg(feature = "redlock")]
     Redlock(String),
     #[cfg(feature = "sqlite")]
     Sqlite(tempfile::TempDir),
@@ -71,10 +73,10 @@ impl Store {
             Store::Etcd(url) => shared(opened(Etcd::open(url)), builders),
             #[cfg(feature = "postgres")]
             Store::Postgres(url) => shared(opened(LeaseTable::open(url)), builders),
-            #[cfg(feature = "redis")]
+            #[cfg(feature = "redlock")]
             Store::Redis(url) => shared(opened(Redis::open(url)), builders),
-            #[cfg(feature = "redis")]
-            Store::Redlock(url) => shared(opened(open_redlock(url)), builders),
+            #[cfg(feature = "redlock")]
+            Store::Redlock(url) => shared(opened(Redlock::open(url)), builders),
             #[cfg(feature = "sqlite")]
             Store::Sqlite(folder) => {
                 let file = Sqlite::open(folder.path().join("locks.db"));
@@ -134,7 +136,7 @@ fn shared<const N: usize>(
 }
 
 /// Tests ask for engines in places that cannot wait; here they may block.
-#[cfg(any(feature = "etcd", feature = "postgres", feature = "redis", feature = "zookeeper"))]
+#[cfg(any(feature = "etcd", feature = "postgres", feature = "redlock", feature = "zookeeper"))]
 fn opened<T>(open: impl Future<Output = Result<T>>) -> T {
     let opened = match tokio::runtime::Handle::try_current() {
         Ok(here) => tokio::task::block_in_place(|| here.block_on(open)),
@@ -145,7 +147,7 @@ fn opened<T>(open: impl Future<Output = Result<T>>) -> T {
 }
 
 /// A number that no other store has.
-#[cfg(any(feature = "etcd", feature = "postgres", feature = "redis", feature = "zookeeper"))]
+#[cfg(any(feature = "etcd", feature = "postgres", feature = "redlock", feature = "zookeeper"))]
 fn next() -> u32 {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     NEXT.fetch_add(1, Ordering::Relaxed)
@@ -174,7 +176,7 @@ pub(crate) fn zookeeper_url() -> String {
 }
 
 /// Databases of their own on servers that live as long as this program: on one, and on three.
-#[cfg(feature = "redis")]
+#[cfg(feature = "redlock")]
 pub(crate) fn redis_urls() -> (String, String) {
     static NODES: OnceLock<leasehold_testkit::servers::Group> = OnceLock::new();
     let start = || {
@@ -216,7 +218,7 @@ pub(crate) fn advisory_url() -> String {
 
 /// An empty store of each engine.
 pub(crate) fn stores() -> Vec<Store> {
-    #[cfg(feature = "redis")]
+    #[cfg(feature = "redlock")]
     let (redis, redlock) = redis_urls();
     vec![
         Store::Memory(Memory::new()),
@@ -226,9 +228,9 @@ pub(crate) fn stores() -> Vec<Store> {
         Store::Etcd(etcd_url()),
         #[cfg(feature = "postgres")]
         Store::Postgres(postgres_url()),
-        #[cfg(feature = "redis")]
+        #[cfg(feature = "redlock")]
         Store::Redis(redis),
-        #[cfg(feature = "redis")]
+        #[cfg(feature = "redlock")]
         Store::Redlock(redlock),
         #[cfg(feature = "sqlite")]
         Store::Sqlite(tempfile::tempdir().expect("a folder for the file")),
@@ -425,5 +427,5 @@ impl WaitNotices for HookedPart<dyn WaitNotices> {
 }
 
 pub(crate) async fn is_free(client: &Client, name: &str) -> bool {
-    client.show(name).await.expect("an answer").is_none()
+    client.line(name).await.expect("an answer").is_none()
 }

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use leasehold::layer::chaos::{Trouble, Verb};
-use leasehold::{Client, LeaseState, Released, blocking};
+use leasehold::{Client, LeaseState, LockOptions, Released, UnlessHeld, blocking};
 
 use crate::support::{LONG, Store, on_every_store, runtime, stores, until, until_free};
 
@@ -87,7 +87,7 @@ fn urls() -> Vec<(String, Option<tempfile::TempDir>)> {
     urls.push((crate::support::etcd_url(), None));
     #[cfg(feature = "postgres")]
     urls.extend([(crate::support::postgres_url(), None), (crate::support::advisory_url(), None)]);
-    #[cfg(feature = "redis")]
+    #[cfg(feature = "redlock")]
     {
         let (redis, redlock) = crate::support::redis_urls();
         urls.extend([(redis, None), (redlock, None)]);
@@ -143,10 +143,10 @@ fn blocking_calls_do_what_their_namesakes_do() {
         let two = blocking::connect(&url).expect("a client");
         let lease = one.mutex("calls").ttl(LONG).note("by a thread").lock().expect("a lease");
         assert_eq!((lease.name().as_str(), lease.state()), ("calls", LeaseState::Held));
-        assert!(two.mutex("calls").try_lock().expect("an answer").is_none());
+        assert!(two.mutex("calls").try_lock().unless_held().expect("an answer").is_none());
         // A busy store has no answer within a quarter of a second now and then.
         let span = Duration::from_millis(30);
-        let mut tries = (0..20).map(|_| two.mutex("calls").lock_within(span));
+        let mut tries = (0..20).map(|_| two.mutex("calls").lock_within(span).unless_held());
         let answered = tries.find_map(Result::ok).expect("an answer");
         assert!(answered.is_none());
         lease.extend(LONG * 2).expect("extended");
@@ -161,7 +161,12 @@ fn blocking_calls_do_what_their_namesakes_do() {
             assert_eq!(lease.release().expect("an answer"), Released::Released);
         }
         let short = Duration::from_millis(200);
-        let lease = one.mutex("calls").ttl(short).renew(false).lock().expect("a lease");
+        let lease = one
+            .mutex("calls")
+            .ttl(short)
+            .options(LockOptions::new().renew(false))
+            .lock()
+            .expect("a lease");
         assert_eq!(lease.lost(), leasehold::LostCause::Expired);
         one.close().expect("closed");
         assert!(one.mutex("calls").lock().is_err());

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use leasehold::engine::{Level, Setup};
 use leasehold::postgres::Advisory;
-use leasehold::{Client, Error, connect};
+use leasehold::{Client, Error, UnlessHeld, connect};
 use leasehold_testkit::{Certificates, Postgres};
 
 use crate::support::{LONG, advisory_on, database, plain, server, soon, truth};
@@ -27,7 +27,7 @@ async fn ten_clients_that_start_at_once_install_one_store() {
     let ids: Vec<u128> = clients.iter().map(|client| client.info().store_id).collect();
     assert!(ids.iter().all(|id| *id == ids[0] && *id != 0), "{ids:?}");
     let _lease = clients[0].mutex("n").lock().await.expect("a lease");
-    assert!(clients[9].mutex("n").try_lock().await.expect("an answer").is_none());
+    assert!(clients[9].mutex("n").try_lock().await.unless_held().expect("an answer").is_none());
 }
 
 #[tokio::test]
@@ -43,8 +43,8 @@ async fn a_missing_right_is_answered_with_the_statements_that_give_it() {
     // An administrator installs the output of `init --print`, which needs no rights.
     let script = Advisory::open(&url).await.expect("enough to print").schema();
     let by_hand = plain(&admin).await;
-    by_hand.batch_execute(script).await.expect("installed");
-    by_hand.batch_execute(script).await.expect("harmless");
+    by_hand.batch_execute(&script).await.expect("installed");
+    by_hand.batch_execute(&script).await.expect("harmless");
     let error = refused(&url).await.to_string();
     let grants = error.split_once("try again: ").expect("statements").1;
     by_hand.batch_execute(grants).await.expect("run by an administrator");
@@ -53,7 +53,7 @@ async fn a_missing_right_is_answered_with_the_statements_that_give_it() {
     // A client also needs a right to end another client's session.
     let boss = connect(&admin).await.expect("connected");
     let held = boss.mutex("m").ttl(LONG).lock().await.expect("a lease");
-    let error = client.force_release("m", "stuck").await.expect_err("refused").to_string();
+    let error = client.admin().force_release("m", "stuck").await.expect_err("refused").to_string();
     assert!(error.contains("pg_signal_backend"), "{error}");
     assert!(lease.is_held() && held.is_held());
 }
@@ -66,7 +66,7 @@ async fn nothing_is_installed_where_the_url_says_so() {
     assert!(error.contains("leasehold init"), "{error}");
     let none = "SELECT to_regnamespace('leasehold') IS NULL";
     assert!(truth(&plain(&url).await, none).await, "asking for it installs nothing");
-    client.install().await.expect("installed");
+    client.admin().install().await.expect("installed");
     drop(client.mutex("n").lock().await.expect("a lease"));
 }
 
@@ -106,7 +106,7 @@ async fn tls_is_used_with_the_servers_name_checked() {
     lease.release().await.expect("an answer");
     drop(soon("a grant", next).await.expect("the task ends").expect("a lease"));
     let error = connect(url(&made.other_ca())).await.expect_err("another authority");
-    assert!(error.to_string().contains("certificate"), "{error}");
+    assert!(error.with_sources().contains("certificate"), "{error}");
 }
 
 #[tokio::test]
@@ -125,7 +125,7 @@ async fn a_server_that_is_gone_is_unreachable_and_its_leases_are_lost() {
 
 /// The finding of `doctor` about a subject.
 async fn said(client: &Client, subject: &str) -> (Level, String) {
-    let findings = client.examine().await.expect("an answer");
+    let findings = client.admin().examine().await.expect("an answer");
     let finding = findings.into_iter().find(|finding| finding.subject == subject);
     finding.map(|finding| (finding.level, finding.found)).expect("looked at")
 }

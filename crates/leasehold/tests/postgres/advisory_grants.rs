@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use leasehold::clock::{Clock as _, SystemClock};
-use leasehold::{Client, connect};
+use leasehold::{Client, LockOptions, connect};
 use leasehold_testkit::{Clock, Direction, Postgres};
 
 use crate::advisory_network::Lab;
@@ -44,7 +44,7 @@ async fn f21_a_grant_that_was_long_under_way_counts_from_when_it_was_given() {
     let (client, other) = lab.clients().await;
     let raw = plain(&lab.direct).await;
     let lease = other.mutex("n").ttl(LONG).lock().await.expect("a lease");
-    let next = waiter(client.claim("n").ttl(TTL));
+    let next = waiter(client.request("n").ttl(TTL));
     until_waiting(&other, "n", 1).await;
     let pid = process_that_waits(&raw).await;
     // Longer than from one heartbeat of the waiter to the next.
@@ -56,7 +56,7 @@ async fn f21_a_grant_that_was_long_under_way_counts_from_when_it_was_given() {
     let given = SystemClock.now();
     let next = granted(next).await;
     assert!(SystemClock.now().since(before) >= late, "it was not held back");
-    let until = next.safe_until();
+    let until = next.deadline();
     assert!(until <= given + TTL, "longer by {:?} than it is kept", until.since(given + TTL));
     assert!(until + SHORTER >= before + TTL, "it has only {:?}", until.since(before));
 }
@@ -67,7 +67,7 @@ async fn f21_a_grant_that_is_read_when_its_session_is_over_is_not_believed() {
     let (client, other) = lab.clients().await;
     let raw = plain(&lab.direct).await;
     let lease = other.mutex("n").ttl(LONG).lock().await.expect("a lease");
-    let mut late = waiter(client.claim("n").ttl(Duration::from_secs(1)));
+    let mut late = waiter(client.request("n").ttl(Duration::from_secs(1)));
     until_waiting(&other, "n", 1).await;
     let pid = process_that_waits(&raw).await;
     // The client reads of the grant after the server has ended the session. It reads of that end as
@@ -76,7 +76,7 @@ async fn f21_a_grant_that_is_read_when_its_session_is_over_is_not_believed() {
     lease.release().await.expect("an answer");
     until_it_has_it(&raw, pid).await;
     let before = lab.proxy.traffic().to_server.forwarded;
-    let next = granted(waiter(other.claim("n").ttl(LONG))).await;
+    let next = granted(waiter(other.request("n").ttl(LONG))).await;
     let waits = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND
                  database = (SELECT oid FROM pg_database WHERE datname = current_database())";
     let again = async {
@@ -108,14 +108,14 @@ async fn waited(
     let (client, raw) = (client.expect("connected"), plain(url).await);
     let lease = other.mutex("n").ttl(LONG).lock().await.expect("a lease");
     // Without renewal its time is the one that the engine says, and nothing else asks the session.
-    let next = waiter(client.claim("n").ttl(TTL).renew(false));
+    let next = waiter(client.request("n").ttl(TTL).options(LockOptions::new().renew(false)));
     until_waiting(&other, "n", 1).await;
     let pid = process_that_waits(&raw).await;
     meanwhile(&raw, pid).await;
     let before = SystemClock.now();
     lease.release().await.expect("an answer");
     let next = granted(next).await;
-    let until = next.safe_until();
+    let until = next.deadline();
     assert!(until + SHORTER >= before + TTL, "it has only {:?}", until.since(before));
     assert!(until <= SystemClock.now() + TTL);
     (client, last_said(&raw, pid).await)

@@ -1,7 +1,7 @@
 //! Advisory locks of other programs and leasehold's, in both directions.
 
 use leasehold::advisory::Keys;
-use leasehold::{Error, Mode, Name, connect};
+use leasehold::{Error, Mode, Name, UnlessHeld, connect};
 use leasehold_testkit::{Peer, PeerKind};
 
 use crate::support::{
@@ -16,10 +16,10 @@ async fn plain_advisory_locks_and_ours_exclude_each_other() {
     for (keys, name, key) in [("number", "-42", "-42"), ("pair", "7:-8", "7, -8")] {
         let client = connect(format!("{url}?keys={keys}")).await.expect("connected");
         other.batch_execute(&format!("SELECT pg_advisory_lock({key})")).await.expect("locked");
-        assert!(client.mutex(name).try_lock().await.expect("an answer").is_none());
-        let next = waiter(client.claim(name).ttl(LONG));
+        assert!(client.mutex(name).try_lock().await.unless_held().expect("an answer").is_none());
+        let next = waiter(client.request(name).ttl(LONG));
         until_waiting(&client, name, 1).await;
-        let line = client.show(name).await.expect("an answer").expect("a line");
+        let line = client.line(name).await.expect("an answer").expect("a line");
         assert!(line.held[0].holder.label().contains("pid"), "{line:?}");
         assert!(truth(&other, &format!("SELECT pg_advisory_unlock({key})")).await);
         let lease = granted(next).await;
@@ -27,9 +27,9 @@ async fn plain_advisory_locks_and_ours_exclude_each_other() {
         assert!(!truth(&other, &format!("SELECT pg_try_advisory_lock_shared({key})")).await);
         lease.release().await.expect("an answer");
         assert!(truth(&other, &format!("SELECT pg_try_advisory_lock_shared({key})")).await);
-        let reader = client.claim(name).mode(Mode::Shared).try_acquire().await;
+        let reader = client.request(name).mode(Mode::Shared).try_acquire().await.unless_held();
         assert!(reader.expect("an answer").is_some(), "readers share");
-        assert!(client.mutex(name).try_lock().await.expect("an answer").is_none());
+        assert!(client.mutex(name).try_lock().await.unless_held().expect("an answer").is_none());
         other.batch_execute("SELECT pg_advisory_unlock_all()").await.expect("unlocked");
         client.close().await.expect("closed");
     }
@@ -74,9 +74,10 @@ async fn locks_by_the_hash_of_the_server_exclude_ours() {
         .batch_execute("SELECT pg_advisory_lock(hashtextextended('report', 0))")
         .await
         .expect("ok");
-    assert!(client.mutex("report").try_lock().await.expect("an answer").is_none());
+    assert!(client.mutex("report").try_lock().await.unless_held().expect("an answer").is_none());
     other.batch_execute("SELECT pg_advisory_unlock_all()").await.expect("unlocked");
-    let _lease = client.mutex("report").try_lock().await.expect("an answer").expect("free");
+    let _lease =
+        client.mutex("report").try_lock().await.unless_held().expect("an answer").expect("free");
     let tried = "SELECT pg_try_advisory_lock(hashtextextended('report', 0))";
     assert!(!truth(&other, tried).await);
 }
@@ -88,8 +89,8 @@ async fn psycopg_on_the_keys_of_django_pglock_and_ours_exclude_each_other() {
     let plain = url.replace("postgres+advisory", "postgres");
     let mut peer = Peer::spawn(PeerKind::PsycopgAdvisory, &[&plain]).await.expect("a peer");
     assert!(peer.try_lock("report", LONG).await.expect("an answer"));
-    assert!(client.mutex("report").try_lock().await.expect("an answer").is_none());
-    let next = waiter(client.claim("report").ttl(LONG));
+    assert!(client.mutex("report").try_lock().await.unless_held().expect("an answer").is_none());
+    let next = waiter(client.request("report").ttl(LONG));
     until_waiting(&client, "report", 1).await;
     assert!(peer.release("report").await.expect("an answer"));
     let lease = granted(next).await;
@@ -102,9 +103,9 @@ async fn psycopg_on_the_keys_of_django_pglock_and_ours_exclude_each_other() {
     lease.release().await.expect("an answer");
     let (mut peer, held) = waits.await.expect("the task ends");
     assert!(held);
-    assert!(client.mutex("report").try_lock().await.expect("an answer").is_none());
+    assert!(client.mutex("report").try_lock().await.unless_held().expect("an answer").is_none());
     assert!(peer.release("report").await.expect("an answer"));
-    assert!(client.mutex("report").try_lock().await.expect("an answer").is_some());
+    assert!(client.mutex("report").try_lock().await.unless_held().expect("an answer").is_some());
 }
 
 #[tokio::test]
@@ -115,17 +116,18 @@ async fn locks_of_others_are_listed_by_their_key() {
     let _lease = client.mutex("report").ttl(LONG).note("mine").lock().await.expect("a lease");
     other.batch_execute("SELECT pg_advisory_lock(5), pg_advisory_lock(6, 7)").await.expect("ok");
     let names = async || {
-        let page = client.inspect(&leasehold::engine::Query::all()).await.expect("an answer");
+        let page =
+            client.admin().inspect(&leasehold::engine::Query::all()).await.expect("an answer");
         page.lines.into_iter().map(|line| line.name.to_string()).collect::<Vec<_>>()
     };
     until("all three", async || names().await.len() == 3).await;
     assert_eq!(names().await, ["advisory:5", "advisory:6:7", "report"]);
     // Another client also sees the name, the holder and the note.
     let second = connect(&url).await.expect("connected");
-    let line = second.show("report").await.expect("an answer").expect("a line");
+    let line = second.line("report").await.expect("an answer").expect("a line");
     assert_eq!(line.held[0].note.as_str(), "mine");
     assert_eq!(line.held[0].holder, *client.holder());
-    let label = second.show("advisory:5").await.expect("an answer").expect("a line");
+    let label = second.line("advisory:5").await.expect("an answer").expect("a line");
     assert!(label.held[0].holder.label().starts_with("postgres pid "), "{label:?}");
 }
 
@@ -140,8 +142,8 @@ async fn locks_of_sqlx_and_ours_exclude_each_other() {
     let connection = PgConnection::connect(&theirs).await.expect("connected");
     let lock = PgAdvisoryLock::new("report");
     let guard = lock.acquire(connection).await.expect("locked");
-    assert!(client.mutex("report").try_lock().await.expect("an answer").is_none());
-    let next = waiter(client.claim("report").ttl(LONG));
+    assert!(client.mutex("report").try_lock().await.unless_held().expect("an answer").is_none());
+    let next = waiter(client.request("report").ttl(LONG));
     until_waiting(&client, "report", 1).await;
     let connection = guard.release_now().await.expect("unlocked");
     let lease = granted(next).await;
@@ -156,5 +158,5 @@ async fn locks_of_sqlx_and_ours_exclude_each_other() {
     until_waiting(&client, "report", 1).await;
     lease.release().await.expect("an answer");
     waits.await.expect("it gets the lock");
-    assert!(client.mutex("report").try_lock().await.expect("an answer").is_some());
+    assert!(client.mutex("report").try_lock().await.unless_held().expect("an answer").is_some());
 }

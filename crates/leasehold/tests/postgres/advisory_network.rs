@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use leasehold::layer::retry::RetryPolicy;
-use leasehold::{Client, Error, LeaseState, LostCause, Released, connect};
+use leasehold::{Client, Error, LeaseState, LockOptions, LostCause, Released, UnlessHeld, connect};
 use leasehold_testkit::{AfterLoss, Direction, Postgres, Proxy};
 
 use crate::support::{
@@ -54,7 +54,7 @@ async fn f21_a_long_partition_loses_the_lease_before_the_next_grant() {
     let lab = Lab::new("").await;
     let (client, other) = lab.clients().await;
     let lease = client.mutex("n").ttl(Duration::from_secs(1)).lock().await.expect("a lease");
-    let next = waiter(other.claim("n").ttl(LONG));
+    let next = waiter(other.request("n").ttl(LONG));
     until_waiting(&other, "n", 1).await;
     lab.proxy.block(Direction::Both);
     let next = granted(next).await;
@@ -84,7 +84,7 @@ async fn f23_client_claims_again_once_after_a_lost_answer() {
         lab.proxy.lose_next_reply(after);
         let lease = soon("a grant", client.mutex("n").lock()).await.expect("a lease");
         assert_eq!(lab.proxy.traffic().replies_lost, 1);
-        let line = other.show("n").await.expect("an answer").expect("a line");
+        let line = other.line("n").await.expect("an answer").expect("a line");
         assert_eq!((line.held.len(), line.waiting.len()), (1, 0));
         assert_eq!(line.held[0].fence, lease.fence());
         assert_eq!(lease.release().await.expect("an answer"), Released::Released);
@@ -115,8 +115,14 @@ async fn release_during_the_report_of_an_expiry_names_the_next_holder() {
     let ttl = Duration::from_secs(2);
     // Its heartbeats keep alive the session that both are on.
     let _kept = client.mutex("m").ttl(ttl).lock().await.expect("a lease");
-    let lease = client.mutex("n").ttl(ttl).renew(false).lock().await.expect("a lease");
-    let next = waiter(other.claim("n").ttl(LONG));
+    let lease = client
+        .mutex("n")
+        .ttl(ttl)
+        .options(LockOptions::new().renew(false))
+        .lock()
+        .await
+        .expect("a lease");
+    let next = waiter(other.request("n").ttl(LONG));
     until_waiting(&other, "n", 1).await;
     lab.proxy.delay(Direction::ToClient, Duration::from_millis(300));
     let next = granted(next).await;
@@ -136,7 +142,7 @@ async fn an_end_that_changes_while_it_is_being_written_is_read_as_it_is() {
     lab.proxy.delay(Direction::ToClient, Duration::from_millis(150));
     let lease = client.mutex("n").ttl(first).lock().await.expect("a lease");
     lease.extend(LONG).await.expect("an answer");
-    let line = other.show("n").await.expect("an answer").expect("a line");
+    let line = other.line("n").await.expect("an answer").expect("a line");
     assert!(line.held[0].remaining > first, "{line:?}");
 }
 
@@ -146,7 +152,7 @@ async fn f26_a_grant_that_is_slower_than_its_ttl_is_refused_and_cleaned() {
     let (client, other) = lab.clients().await;
     lab.proxy.delay(Direction::ToClient, Duration::from_millis(700));
     let mutex = client.mutex("n").ttl(Duration::from_millis(400));
-    let asked = soon("the answer", mutex.try_lock()).await;
+    let asked = soon("the answer", mutex.try_lock()).await.unless_held();
     assert!(matches!(asked, Err(Error::TooSlow { .. })), "{asked:?}");
     until_free(&other, "n").await;
 }
@@ -157,15 +163,15 @@ async fn f28_heartbeats_keep_a_connection_that_would_be_cut_when_idle() {
     let (client, other) = lab.clients().await;
     let ttl = Duration::from_secs(4);
     let lease = client.mutex("n").ttl(ttl).lock().await.expect("a lease");
-    let begun = lease.safe_until();
+    let begun = lease.deadline();
     // A heartbeat comes after 60 % of the ttl; without one, the connection would be cut.
     lab.proxy.cut_idle(ttl);
     until("several renewals", async || {
         assert!(lease.is_held());
-        lease.safe_until().since(begun) > ttl * 3 / 2
+        lease.deadline().since(begun) > ttl * 3 / 2
     })
     .await;
-    assert!(other.mutex("n").try_lock().await.expect("an answer").is_none());
+    assert!(other.mutex("n").try_lock().await.unless_held().expect("an answer").is_none());
     assert_eq!(lease.release().await.expect("an answer"), Released::Released);
 }
 
@@ -174,14 +180,14 @@ async fn f28_a_lease_is_lost_when_its_connection_is_cut_and_not_a_ttl_later() {
     let lab = Lab::new("").await;
     let (client, other) = lab.clients().await;
     let lease = client.mutex("n").ttl(LONG).lock().await.expect("a lease");
-    let next = waiter(other.claim("n").ttl(LONG));
+    let next = waiter(other.request("n").ttl(LONG));
     until_waiting(&other, "n", 1).await;
     lab.proxy.reset_all();
     soon("the loss", lease.lost()).await;
     assert_eq!(lease.state(), LeaseState::Lost);
     assert!(granted(next).await.fence() > lease.fence());
     // The client goes on with other connections.
-    assert!(client.mutex("m").try_lock().await.expect("an answer").is_some());
+    assert!(client.mutex("m").try_lock().await.unless_held().expect("an answer").is_some());
 }
 
 #[tokio::test]
@@ -213,7 +219,7 @@ async fn f111_a_waiter_whose_connection_is_cut_waits_again() {
     let (client, other) = lab.clients().await;
     for round in 0..3 {
         let lease = other.mutex("n").ttl(LONG).lock().await.expect("a lease");
-        let next = waiter(client.claim("n").ttl(LONG));
+        let next = waiter(client.request("n").ttl(LONG));
         until_waiting(&other, "n", 1).await;
         let before = lab.proxy.traffic().accepted;
         lab.proxy.reset_all();
@@ -233,7 +239,7 @@ async fn f117_those_who_are_connected_are_granted_in_the_servers_order() {
     let lease = other.mutex("n").ttl(LONG).lock().await.expect("a lease");
     let (sender, mut order) = tokio::sync::mpsc::channel(8);
     for place in 0..5 {
-        let (request, sender) = (client.claim("n").ttl(LONG), sender.clone());
+        let (request, sender) = (client.request("n").ttl(LONG), sender.clone());
         tokio::spawn(async move {
             let lease = request.acquire().await.expect("a lease");
             sender.send(place).await.expect("the test listens");

@@ -3,7 +3,6 @@
 
 use leasehold::advisory::Keys;
 use leasehold::engine::Level;
-use leasehold::error::Config;
 use leasehold::{Client, Error, LeaseState, Name, Released, connect};
 use leasehold_testkit::{Pgbouncer, Postgres, Server};
 
@@ -23,7 +22,7 @@ async fn f73_a_pooling_proxy_is_refused_with_the_reason_and_the_alternative() {
         let pooler = pooler.clone().ignore(ignored).start().await.expect("a pooler");
         let url = pooler.url().replace("postgres://", "postgres+advisory://");
         let error = connect(&url).await.expect_err("refused");
-        assert!(matches!(error, Error::Config(Config::Unsupported { .. })), "{error:?}");
+        assert!(matches!(error, Error::Unsupported { .. }), "{error:?}");
         let text = error.to_string();
         assert!(text.contains("PgBouncer") && text.contains("`postgres://`"), "{text}");
     }
@@ -114,7 +113,7 @@ impl Pool {
 async fn f73_an_answer_of_another_server_process_ends_the_session_and_its_leases() {
     let pool = Pool::of_one().await;
     let client = pool.client().await;
-    let findings = client.examine().await.expect("an answer");
+    let findings = client.admin().examine().await.expect("an answer");
     let proxy = findings.iter().find(|finding| finding.subject == "proxy").expect("looked at");
     assert_eq!(proxy.level, Level::Bad, "{proxy:?}");
     let lease = client.mutex("n").ttl(LONG).lock().await.expect("a lease");
@@ -137,7 +136,7 @@ async fn f73_giving_back_what_another_server_process_does_not_know_ends_the_sess
     pool.replace(&[(HEARTBEAT, ""), (GIVING_BACK, "(bigint)")]).await;
     assert!(lease.is_held() && other.is_held(), "nobody can know yet");
     let error = soon("an answer", lease.release()).await.expect_err("it is not ours");
-    assert!(matches!(error, Error::Config(Config::Unsupported { .. })), "{error:?}");
+    assert!(matches!(error, Error::Unsupported { .. }), "{error:?}");
     assert_eq!(pool.asked(&names.1).await, "1", "it was answered, by the wrong process");
     assert_eq!(pool.asked(&names.0).await, "1", "which was asked who it is");
     // Long before a renewal is due.
@@ -171,7 +170,7 @@ async fn f73_a_session_that_a_pooler_lends_is_lost_with_its_server_process() {
     let client = connect(advisory(pooler.url())).await.expect("nothing tells it");
     let other = connect(advisory(server.url())).await.expect("connected");
     let lease = client.mutex("n").ttl(LONG).lock().await.expect("a lease");
-    let next = waiter(other.claim("n").ttl(LONG));
+    let next = waiter(other.request("n").ttl(LONG));
     until_waiting(&other, "n", 1).await;
     let holder = "SELECT count(pg_terminate_backend(pid)) FROM pg_locks \
                   WHERE locktype = 'advisory' AND granted";

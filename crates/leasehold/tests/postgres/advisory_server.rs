@@ -4,7 +4,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use leasehold::engine::Level;
-use leasehold::{Client, Error, LeaseState, Released, connect};
+use leasehold::{Client, Error, LeaseState, LockOptions, Released, UnlessHeld, connect};
 use leasehold_testkit::{Postgres, Worker};
 
 use crate::support::{
@@ -46,7 +46,7 @@ async fn f01_a_killed_holder_is_followed_at_once() {
     let client = connect(&url).await.expect("connected");
     let mut holder = holder(&url);
     let fence = holder.wait_for_line("held ", EVENT_MAX).await.expect("it holds");
-    let next = waiter(client.claim("n").ttl(LONG));
+    let next = waiter(client.request("n").ttl(LONG));
     until_waiting(&client, "n", 1).await;
     holder.kill().expect("killed");
     // Its ttl is far beyond this wait.
@@ -60,7 +60,7 @@ async fn f112_a_dead_waiter_is_passed_over() {
     let lease = client.mutex("n").ttl(LONG).lock().await.expect("a lease");
     let mut first = holder(&url);
     until_waiting(&client, "n", 1).await;
-    let second = waiter(client.claim("n").ttl(LONG));
+    let second = waiter(client.request("n").ttl(LONG));
     until_waiting(&client, "n", 2).await;
     first.kill().expect("killed");
     until_waiting(&client, "n", 1).await;
@@ -69,7 +69,7 @@ async fn f112_a_dead_waiter_is_passed_over() {
     // F115: a process that dies with the grant in flight.
     let mut first = holder(&url);
     until_waiting(&client, "n", 1).await;
-    let second = waiter(client.claim("n").ttl(LONG));
+    let second = waiter(client.request("n").ttl(LONG));
     until_waiting(&client, "n", 2).await;
     first.stop_process().expect("stopped");
     lease.release().await.expect("an answer");
@@ -85,13 +85,13 @@ fn f05_a_blocked_runtime_does_not_lose_the_lease() {
         let client = connect(&url).await.expect("connected");
         let other = connect(&url).await.expect("connected");
         let lease = client.mutex("n").ttl(BUSY_TTL).lock().await.expect("a lease");
-        let begun = lease.safe_until();
+        let begun = lease.deadline();
         // Nothing runs on this runtime meanwhile.
-        while lease.safe_until() == begun {
+        while lease.deadline() == begun {
             assert!(lease.is_held());
             std::thread::sleep(Duration::from_millis(20));
         }
-        assert!(other.mutex("n").try_lock().await.expect("an answer").is_none());
+        assert!(other.mutex("n").try_lock().await.unless_held().expect("an answer").is_none());
         assert_eq!(lease.release().await.expect("an answer"), Released::Released);
     });
 }
@@ -106,14 +106,14 @@ fn f11_a_lease_survives_the_runtime_that_took_it() {
         client.mutex("n").ttl(BUSY_TTL).lock().await.expect("a lease")
     });
     drop(first);
-    let begun = lease.safe_until();
-    while lease.safe_until() == begun {
+    let begun = lease.deadline();
+    while lease.deadline() == begun {
         assert!(lease.is_held());
         std::thread::sleep(Duration::from_millis(20));
     }
     runtime().expect("a runtime").block_on(async {
         let other = connect(&url).await.expect("connected");
-        assert!(other.mutex("n").try_lock().await.expect("an answer").is_none());
+        assert!(other.mutex("n").try_lock().await.unless_held().expect("an answer").is_none());
         // Dropped after its runtime is gone.
         drop(lease);
         drop(soon("a grant", other.mutex("n").lock()).await.expect("a lease"));
@@ -138,13 +138,18 @@ async fn restarted(url: &str, ttl: Duration, restart: impl AsyncFnOnce()) {
         }
     });
     let fresh = fresh.await;
-    let tried = fresh.mutex("n").try_lock().await.expect("an answer");
+    let tried = fresh.mutex("n").try_lock().await.unless_held().expect("an answer");
     assert!(tried.is_none(), "somebody frozen may still believe to hold it");
     let next = soon("a grant", fresh.mutex("n").lock()).await.expect("a lease");
     assert!(granted_at.elapsed() >= ttl, "granted after {:?}", granted_at.elapsed());
-    assert!(next.fence() > other.fence() + 1_000_000, "{} {}", next.fence(), other.fence());
+    assert!(
+        next.fence() > other.fence().as_u64() + 1_000_000,
+        "{} {}",
+        next.fence(),
+        other.fence()
+    );
     // The old client finds the server again, and its guard.
-    assert!(client.mutex("n").try_lock().await.expect("an answer").is_none());
+    assert!(client.mutex("n").try_lock().await.unless_held().expect("an answer").is_none());
     assert_eq!(next.release().await.expect("an answer"), Released::Released);
 }
 
@@ -196,7 +201,13 @@ async fn f71_a_session_that_is_ended_is_a_lease_lost_at_once() {
     let url = advisory_on(server());
     let client = connect(&url).await.expect("connected");
     let lease = client.mutex("n").ttl(LONG).lock().await.expect("a lease");
-    let unrenewed = client.mutex("m").ttl(LONG).renew(false).lock().await.expect("a lease");
+    let unrenewed = client
+        .mutex("m")
+        .ttl(LONG)
+        .options(LockOptions::new().renew(false))
+        .lock()
+        .await
+        .expect("a lease");
     assert_eq!(terminate(&url), "1", "both are on one session");
     // Long before a renewal is due.
     soon("the loss", lease.lost()).await;
@@ -218,13 +229,13 @@ async fn f72_fences_of_a_promoted_standby_are_above_all_before_although_it_lagge
     std::fs::write(server.folder().join("pg/standby.signal"), "").expect("written");
     server.launch().expect("it starts");
     server.wait_ready().await.expect("it answers");
-    let error = client.mutex("n").try_lock().await.expect_err("it takes no writes");
+    let error = client.mutex("n").try_lock().await.unless_held().expect_err("it takes no writes");
     assert!(error.is_transient() && error.to_string().contains("standby"), "{error}");
     server.sql("SELECT pg_promote()").expect("promoted");
     // The last numbers of the lost server never came here.
     server.sql("SELECT setval('leasehold.advisory_fences', 1, false)").expect("set");
     let lease = soon("a grant", client.mutex("n").ttl(ttl).lock()).await.expect("a lease");
-    assert!(lease.fence() > last + 1_000_000, "{} after {last}", lease.fence());
+    assert!(lease.fence() > last.as_u64() + 1_000_000, "{} after {last}", lease.fence());
 }
 
 #[tokio::test]
@@ -302,10 +313,10 @@ async fn f80_names_with_one_key_wait_for_each_other_and_the_examination_says_so(
         .expect("there are but 65,536");
     let client = connect(format!("{url}?keys=tooz")).await.expect("connected");
     let lease = client.mutex(&one).ttl(LONG).lock().await.expect("a lease");
-    assert!(client.mutex(&two).try_lock().await.expect("an answer").is_none());
-    let next = waiter(client.claim(&two).ttl(LONG));
+    assert!(client.mutex(&two).try_lock().await.unless_held().expect("an answer").is_none());
+    let next = waiter(client.request(&two).ttl(LONG));
     until("both to be seen", async || {
-        let findings = client.examine().await.expect("an answer");
+        let findings = client.admin().examine().await.expect("an answer");
         let found = findings.iter().find(|finding| finding.subject == "collisions");
         let found = found.expect("looked at");
         found.level == Level::Warning && found.found.contains(one.as_str())
@@ -337,10 +348,10 @@ async fn on_a_full_disk() {
     let mut file = std::fs::File::create(&filler).expect("made");
     let full = std::iter::repeat_with(|| file.write_all(&[0; 4096])).find_map(Result::err);
     assert_eq!(full.expect("full").kind(), std::io::ErrorKind::StorageFull);
-    let begun = lease.safe_until();
+    let begun = lease.deadline();
     until("two renewals", async || {
         assert!(lease.is_held(), "a heartbeat writes nothing");
-        lease.safe_until().since(begun) > BUSY_TTL
+        lease.deadline().since(begun) > BUSY_TTL
     })
     .await;
     assert_eq!(lease.release().await.expect("an answer"), Released::Released);

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use leasehold::advisory::{Keys, lock_in, try_lock_in};
-use leasehold::{Error, Mode, Name, Released, connect};
+use leasehold::{Error, Mode, Name, Released, UnlessHeld, connect};
 
 use crate::support::{
     Crowd, LONG, advisory_on, carried_out, database, granted, number, plain, server, soon, truth,
@@ -46,7 +46,7 @@ async fn f116_a_release_wakes_one_of_many_that_wait() {
     let url = format!("{}?connections=64", advisory_on(server()));
     let client = connect(&url).await.expect("connected");
     let mut held = client.mutex("n").ttl(LONG).lock().await.expect("a lease");
-    let mut waiters = Crowd::of(WAITERS, &client.claim("n").ttl(LONG));
+    let mut waiters = Crowd::of(WAITERS, &client.request("n").ttl(LONG));
     waiters.until_waiting(&client, "n", WAITERS).await;
     let observer = plain(&url).await;
     for release in 1..=5 {
@@ -74,24 +74,27 @@ async fn claims_of_one_client_exclude_each_other_although_a_session_may_lock_twi
     let url = advisory_on(server());
     let client = connect(&url).await.expect("connected");
     // The same ttl, so that all of them could use the same session.
-    let writer = client.claim("n");
-    let reader = client.claim("n").mode(Mode::Shared);
+    let writer = client.request("n");
+    let reader = client.request("n").mode(Mode::Shared);
     let lease = writer.acquire().await.expect("a lease");
-    assert!(writer.try_acquire().await.expect("an answer").is_none());
-    assert!(reader.try_acquire().await.expect("an answer").is_none());
+    assert!(writer.try_acquire().await.unless_held().expect("an answer").is_none());
+    assert!(reader.try_acquire().await.unless_held().expect("an answer").is_none());
     let next = waiter(writer.clone());
     until_waiting(&client, "n", 1).await;
     lease.release().await.expect("an answer");
     let lease = granted(next).await;
-    assert!(writer.try_acquire().await.expect("an answer").is_none());
+    assert!(writer.try_acquire().await.unless_held().expect("an answer").is_none());
     lease.release().await.expect("an answer");
     let first = reader.acquire().await.expect("a lease");
     let second = reader.acquire().await.expect("a lease");
-    assert!(writer.try_acquire().await.expect("an answer").is_none());
+    assert!(writer.try_acquire().await.unless_held().expect("an answer").is_none());
     first.release().await.expect("an answer");
-    assert!(writer.try_acquire().await.expect("an answer").is_none(), "one still reads");
+    assert!(
+        writer.try_acquire().await.unless_held().expect("an answer").is_none(),
+        "one still reads"
+    );
     second.release().await.expect("an answer");
-    assert!(writer.try_acquire().await.expect("an answer").is_some());
+    assert!(writer.try_acquire().await.unless_held().expect("an answer").is_some());
 }
 
 #[tokio::test]
@@ -101,7 +104,7 @@ async fn f27_a_wait_without_a_session_left_is_refused_at_once_and_the_others_go_
     let lease = client.mutex("n").lock().await.expect("a lease");
     let mut waiters = Vec::new();
     for place in 1..=2 {
-        waiters.push(waiter(client.claim("n")));
+        waiters.push(waiter(client.request("n")));
         until_waiting(&client, "n", place).await;
     }
     let refused = soon("the refusal", client.mutex("n").lock()).await.expect_err("refused");
@@ -109,7 +112,7 @@ async fn f27_a_wait_without_a_session_left_is_refused_at_once_and_the_others_go_
     let text = refused.to_string();
     assert!(text.contains("`connections`") && text.contains("`postgres://`"), "{text}");
     // Claims that need no session of their own still work.
-    assert!(client.mutex("m").try_lock().await.expect("an answer").is_some());
+    assert!(client.mutex("m").try_lock().await.unless_held().expect("an answer").is_some());
     lease.release().await.expect("an answer");
     for waiter in waiters {
         granted(waiter).await.release().await.expect("an answer");
@@ -121,16 +124,18 @@ async fn readers_of_one_client_share_a_session_when_none_is_left() {
     let url = format!("{}?connections=2", advisory_on(server()));
     let client = connect(&url).await.expect("connected");
     let other = connect(&url).await.expect("connected");
-    let request = client.claim("n").mode(Mode::Shared);
+    let request = client.request("n").mode(Mode::Shared);
     let mut readers = Vec::new();
     for _ in 0..5 {
-        readers.push(request.try_acquire().await.expect("an answer").expect("readers share"));
+        readers.push(
+            request.try_acquire().await.unless_held().expect("an answer").expect("readers share"),
+        );
     }
     while let Some(reader) = readers.pop() {
-        assert!(other.mutex("n").try_lock().await.expect("an answer").is_none());
+        assert!(other.mutex("n").try_lock().await.unless_held().expect("an answer").is_none());
         assert_eq!(reader.release().await.expect("an answer"), Released::Released);
     }
-    assert!(other.mutex("n").try_lock().await.expect("an answer").is_some());
+    assert!(other.mutex("n").try_lock().await.unless_held().expect("an answer").is_some());
 }
 
 #[tokio::test]
@@ -140,7 +145,7 @@ async fn a_cancelled_wait_leaves_a_session_that_is_used_again() {
         (connect(&url).await.expect("connected"), connect(&url).await.expect("connected"));
     let lease = other.mutex("n").ttl(LONG).lock().await.expect("a lease");
     for _ in 0..10 {
-        let next = waiter(client.claim("n"));
+        let next = waiter(client.request("n"));
         until_waiting(&other, "n", 1).await;
         next.abort();
         until_waiting(&other, "n", 0).await;
@@ -155,7 +160,7 @@ async fn session_gives_the_server_timeouts_for_the_longest_ttl() {
     let url = advisory_on(server());
     let client = connect(&url).await.expect("connected");
     let lease = client.mutex("n").ttl(Duration::from_secs(10)).lock().await.expect("a lease");
-    let findings = client.examine().await.expect("an answer");
+    let findings = client.admin().examine().await.expect("an answer");
     let found = |subject: &str| {
         let finding = findings.iter().find(|finding| finding.subject == subject);
         finding.expect("looked at").found.clone()
@@ -164,7 +169,7 @@ async fn session_gives_the_server_timeouts_for_the_longest_ttl() {
     assert!(found("sessions").contains("this client has 1"), "{}", found("sessions"));
     assert!(found("proxy").contains("none"), "{}", found("proxy"));
     soon("a longer ttl", lease.extend(Duration::from_secs(100))).await.expect("extended");
-    let findings = client.examine().await.expect("an answer");
+    let findings = client.admin().examine().await.expect("an answer");
     assert!(findings.iter().any(|finding| finding.found.contains("110.1s")), "{findings:?}");
 }
 
@@ -177,27 +182,39 @@ async fn a_lock_in_a_transaction_excludes_leases_and_ends_with_it() {
     for commit in [true, false] {
         let transaction = connection.transaction().await.expect("begun");
         lock_in(&transaction, key, false).await.expect("locked");
-        assert!(client.mutex("n").try_lock().await.expect("an answer").is_none());
+        assert!(client.mutex("n").try_lock().await.unless_held().expect("an answer").is_none());
         match commit {
             true => transaction.commit().await.expect("committed"),
             false => transaction.rollback().await.expect("rolled back"),
         }
-        let lease = client.mutex("n").try_lock().await.expect("an answer").expect("it is free");
+        let lease = client
+            .mutex("n")
+            .try_lock()
+            .await
+            .unless_held()
+            .expect("an answer")
+            .expect("it is free");
         let transaction = connection.transaction().await.expect("begun");
         assert!(!try_lock_in(&transaction, key, false).await.expect("an answer"));
         assert!(!try_lock_in(&transaction, key, true).await.expect("an answer"));
         lease.release().await.expect("an answer");
         assert!(try_lock_in(&transaction, key, true).await.expect("an answer"));
-        let reader = client.claim("n").mode(Mode::Shared).try_acquire().await.expect("an answer");
+        let reader = client
+            .request("n")
+            .mode(Mode::Shared)
+            .try_acquire()
+            .await
+            .unless_held()
+            .expect("an answer");
         assert!(reader.is_some(), "readers share");
     }
     // The same through any other client, with the statement.
     let statement = format!("BEGIN; {}; SELECT 1", key.lock_statement(false));
     let other = plain(&url).await;
     other.batch_execute(&statement).await.expect("locked");
-    assert!(client.mutex("n").try_lock().await.expect("an answer").is_none());
+    assert!(client.mutex("n").try_lock().await.unless_held().expect("an answer").is_none());
     other.batch_execute("ROLLBACK").await.expect("rolled back");
-    assert!(client.mutex("n").try_lock().await.expect("an answer").is_some());
+    assert!(client.mutex("n").try_lock().await.unless_held().expect("an answer").is_some());
 }
 
 #[tokio::test]
@@ -261,7 +278,7 @@ async fn a_cycle_is_two_exchanges_alone_and_among_waiters() {
     // On a contended name no claim tries first: each waits at once, and is granted so.
     let mut held = client.mutex("n").lock().await.expect("a lease");
     for _ in 0..20 {
-        let next = waiter(client.claim("n"));
+        let next = waiter(client.request("n"));
         until_waiting(&client, "n", 1).await;
         held.release().await.expect("an answer");
         held = granted(next).await;

@@ -1,8 +1,8 @@
 //! Rows that leasehold never writes. Listings name them, they hide no other line, and an
 //! administrator can clear them.
 
-use leasehold::connect;
 use leasehold::engine::{Level, Query};
+use leasehold::{UnlessHeld, connect};
 
 use crate::support::{
     LONG, advisory_on, fresh_schema, granted, plain, server, until_waiting, waiter,
@@ -38,29 +38,29 @@ async fn row_that_cannot_be_read_is_named_and_hides_no_other_line() {
         let name = format!("n{number}");
         let lease = client.mutex(&name).ttl(LONG).lock().await.expect("free");
         let fence = lease.fence();
-        let next = in_line.then(|| waiter(client.claim(&name).ttl(LONG)));
+        let next = in_line.then(|| waiter(client.request(&name).ttl(LONG)));
         if in_line {
             until_waiting(&client, &name, 1).await;
         }
         let (table, change) = how.split_once(' ').expect("a table");
         let spoil = format!("UPDATE {schema}.{table} {change} WHERE name = '{name}'");
         server().sql(&spoil).expect(how);
-        let page = client.inspect(&Query::all()).await.expect(how);
+        let page = client.admin().inspect(&Query::all()).await.expect(how);
         let names: Vec<&str> = page.lines.iter().map(|line| line.name.as_str()).collect();
         assert_eq!(names, ["a", "z"], "{how}");
         let broken: Vec<&str> = page.broken.iter().map(|line| line.name.as_str()).collect();
         assert_eq!(broken, [name.as_str()], "{how}");
-        client.store_stats().await.expect(how);
-        let findings = client.examine().await.expect(how);
+        client.admin().store_stats().await.expect(how);
+        let findings = client.admin().examine().await.expect(how);
         assert!(findings.iter().any(|finding| finding.subject == "record"), "{how}");
         // Then the next in line holds the name, or the line is gone with all its waiters.
-        client.force_release(&name, "a test").await.expect(how);
+        client.admin().force_release(&name, "a test").await.expect(how);
         if let Some(next) = next {
-            client.force_release(&name, "a test").await.expect(how);
+            client.admin().force_release(&name, "a test").await.expect(how);
             next.abort();
         }
         drop(lease);
-        let next = granted(waiter(client.claim(&name).ttl(LONG))).await;
+        let next = granted(waiter(client.request(&name).ttl(LONG))).await;
         assert!(next.fence() > fence || how.contains("fence"), "{how}");
         next.release().await.expect("an answer");
     }
@@ -83,7 +83,7 @@ async fn answer_that_cannot_be_read_names_the_column_and_the_cause() {
              RETURNS SETOF {schema}.odd LANGUAGE sql AS $$ SELECT * FROM {schema}.odd $$"
         );
         server().sql(&spoil).expect(cause);
-        let error = client.store_stats().await.expect_err("an answer of another shape");
+        let error = client.admin().store_stats().await.expect_err("an answer of another shape");
         assert!(error.to_string().contains(cause), "{error}");
     }
 }
@@ -93,12 +93,12 @@ async fn line_without_the_claims_that_it_counts_can_be_cleared() {
     let schema = fresh_schema();
     let client = connect(format!("{}?schema={schema}", server().url())).await.expect("connected");
     let lease = client.mutex("n").ttl(LONG).lock().await.expect("free");
-    let next = waiter(client.claim("n").ttl(LONG));
+    let next = waiter(client.request("n").ttl(LONG));
     until_waiting(&client, "n", 1).await;
     next.abort();
     server().sql(&format!("DELETE FROM {schema}.claims WHERE name = 'n'")).expect("deleted");
-    client.force_release("n", "a test").await.expect("any name can be cleared");
-    let next = client.mutex("n").try_lock().await.expect("an answer").expect("free");
+    client.admin().force_release("n", "a test").await.expect("any name can be cleared");
+    let next = client.mutex("n").try_lock().await.unless_held().expect("an answer").expect("free");
     next.release().await.expect("an answer");
     drop(lease);
 }
@@ -109,8 +109,8 @@ async fn doctor_says_what_it_found_although_lines_cannot_be_read() {
     let client = connect(format!("{}?schema={schema}", server().url())).await.expect("connected");
     let spoil = format!("DROP FUNCTION {schema}.inspect(text, text, text, bytea, integer)");
     server().sql(&spoil).expect("dropped");
-    let error = client.broken_lines().await.expect_err("no lines").to_string();
-    let findings = client.examine().await.expect("findings");
+    let error = client.admin().broken_lines().await.expect_err("no lines").to_string();
+    let findings = client.admin().examine().await.expect("findings");
     let record = findings.iter().find(|finding| finding.subject == "record").expect("a finding");
     assert!(record.level == Level::Bad && record.found.contains(&error), "{record:?}");
     assert!(findings.iter().any(|finding| finding.subject == "trial"), "{findings:?}");
@@ -131,7 +131,7 @@ async fn name_that_is_none_hides_no_other_page() {
         let mut query = Query { limit, ..Query::all() };
         let mut names = Vec::new();
         loop {
-            let page = client.inspect(&query).await.expect("a page");
+            let page = client.admin().inspect(&query).await.expect("a page");
             assert!(page.lines.len() <= limit, "{page:?}");
             names.extend(page.lines.iter().map(|line| line.name.to_string()));
             match page.next {
@@ -169,10 +169,10 @@ async fn row_of_an_advisory_lock_that_cannot_be_read_is_named_and_hides_no_other
         let holder = connect(&url).await.expect("connected");
         let lease = holder.mutex(&name).ttl(LONG).lock().await.expect("free");
         // It is written by then.
-        client.show(&name).await.expect(how).expect("held");
+        client.line(&name).await.expect(how).expect("held");
         let spoil = format!("UPDATE leasehold.advisory_claims SET {how} WHERE name = '{name}'");
         assert_eq!(database.execute(&spoil, &[]).await.expect(how), 1, "{how}");
-        let page = client.inspect(&Query::all()).await.expect(how);
+        let page = client.admin().inspect(&Query::all()).await.expect(how);
         let held = |name: &str| {
             let line = page.lines.iter().find(|line| line.name.as_str() == name);
             line.and_then(|line| line.held.first()).map(|held| held.holder.clone())
@@ -183,15 +183,15 @@ async fn row_of_an_advisory_lock_that_cannot_be_read_is_named_and_hides_no_other
         assert_eq!(page.broken.len(), 1, "{how}: {page:?}");
         // Without a name, it is shown by its key.
         assert!(shown.as_str() == name || how.starts_with("name"), "{how}: {shown}");
-        assert_eq!(client.store_stats().await.expect(how).active, 3, "{how}");
-        let findings = client.examine().await.expect(how);
+        assert_eq!(client.admin().store_stats().await.expect(how).active, 3, "{how}");
+        let findings = client.admin().examine().await.expect(how);
         assert!(findings.iter().any(|finding| finding.subject == "record"), "{how}");
-        let line = client.show(&name).await.expect(how).expect("it is held");
+        let line = client.line(&name).await.expect(how).expect("it is held");
         assert_eq!(line.held.len(), 1, "{how}");
-        let taken = client.force_release(&shown, "a test").await.expect(how);
+        let taken = client.admin().force_release(&shown, "a test").await.expect(how);
         assert_eq!(taken.len(), 1, "{how}");
         client.mutex(&name).ttl(LONG).lock().await.expect("free").release().await.expect(how);
-        assert!(client.broken_lines().await.expect(how).is_empty(), "{how}");
+        assert!(client.admin().broken_lines().await.expect(how).is_empty(), "{how}");
         drop(lease);
     }
 }

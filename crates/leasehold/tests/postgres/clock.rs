@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use leasehold::engine::Level;
-use leasehold::{Client, LostCause, connect};
+use leasehold::{Client, LockOptions, LostCause, connect};
 use leasehold_testkit::{Clock, ClockDiary, Postgres, Server};
 
 use crate::support::*;
@@ -28,7 +28,7 @@ async fn f40_clients_report_a_server_clock_that_jumps_ahead_and_fences_stay_in_o
     let (holding, waiting) = (ClockDiary::default(), ClockDiary::default());
     let (one, two) = (diarist(&holding, server.url()).await, diarist(&waiting, server.url()).await);
     let lease = one.mutex("report").ttl(Duration::from_secs(6)).lock().await.expect("free");
-    let waiter = waiter(two.claim("report").ttl(LONG));
+    let waiter = waiter(two.request("report").ttl(LONG));
     until_waiting(&one, "report", 1).await;
     clock.set_ahead(HOUR).expect("the clock moves");
     // Both may believe to hold now. Fences are for this case.
@@ -42,7 +42,7 @@ async fn f40_clients_report_a_server_clock_that_jumps_ahead_and_fences_stay_in_o
         assert!(by > HOUR * 9 / 10 && by < HOUR * 11 / 10, "{by:?}");
         assert_eq!(diary.entries().len(), 1, "{:?}", diary.entries());
     }
-    let findings = one.examine().await.expect("an answer");
+    let findings = one.admin().examine().await.expect("an answer");
     let told = findings.iter().find(|finding| finding.found.contains("ahead"));
     assert_eq!(told.expect("a word of it").level, Level::Bad);
 }
@@ -53,15 +53,16 @@ async fn f47_waiter_and_doctor_report_a_server_clock_that_stands_still() {
     let diary = ClockDiary::default();
     let (one, two) = (connect(server.url()).await, diarist(&diary, server.url()).await);
     let one = one.expect("connected");
-    let mutex = one.mutex("report").ttl(Duration::from_secs(2)).renew(false);
+    let mutex =
+        one.mutex("report").ttl(Duration::from_secs(2)).options(LockOptions::new().renew(false));
     let lease = mutex.lock().await.expect("free");
-    let waiter = waiter(two.claim("report").ttl(LONG));
+    let waiter = waiter(two.request("report").ttl(LONG));
     until_waiting(&one, "report", 1).await;
     clock.freeze();
     assert_eq!(soon("the loss", lease.lost()).await, LostCause::Expired);
     until("word of a clock that stands still", async || diary.frozen().is_some()).await;
     assert!(!waiter.is_finished(), "nothing expires");
-    let findings = one.examine().await.expect("an answer");
+    let findings = one.admin().examine().await.expect("an answer");
     let told = findings.iter().find(|finding| finding.found.contains("stands still"));
     assert_eq!(told.expect("a word of it").level, Level::Bad);
     clock.thaw();
@@ -77,8 +78,8 @@ async fn f40_slow_answers_and_a_server_that_is_restarted_are_no_step() {
     let client = diarist(&diary, &url).await;
     let lease = client.mutex("report").ttl(Duration::from_secs(10)).lock().await.expect("free");
     let renewed = async || {
-        let before = lease.safe_until();
-        until("a renewal", async || lease.safe_until() > before).await;
+        let before = lease.deadline();
+        until("a renewal", async || lease.deadline() > before).await;
     };
     for delay in [Duration::from_millis(400), Duration::ZERO] {
         proxy.delay(leasehold_testkit::Direction::ToServer, delay);

@@ -42,7 +42,7 @@ async fn an_old_fence_is_refused_and_an_equal_one_is_not() {
     }
     let late = check(&mut db, &guard, 7).await.expect_err("8 was here");
     let refused = late.refused().expect("a refusal");
-    assert_eq!((refused.given, refused.highest), (7, 8));
+    assert_eq!((refused.given.as_u64(), refused.highest.as_u64()), (7, 8));
     assert!(matches!(check(&mut db, &guard, u64::MAX).await, Err(GuardError::Unusable { .. })));
     let change = db.transaction().await.expect("begun");
     guard.check(&change, "other", 1).await.expect("another resource");
@@ -71,8 +71,8 @@ async fn the_lease_tables_schema_has_the_guard() {
     let client = leasehold::connect(&url).await.expect("connected");
     let lease = client.mutex("account 7").lock().await.expect("granted");
     let (mut db, guard) = (db().await, GuardedPostgres::new(&schema));
-    check(&mut db, &guard, lease.fence()).await.expect("the lease's fence");
-    assert!(check(&mut db, &guard, lease.fence() - 1).await.is_err());
+    check(&mut db, &guard, lease.fence().as_u64()).await.expect("the lease's fence");
+    assert!(check(&mut db, &guard, lease.fence().as_u64() - 1).await.is_err());
 }
 
 #[tokio::test]
@@ -150,7 +150,7 @@ async fn twelve_clients_that_start_at_once_install_guards_and_stores_in_one_sche
                 let address = server().address();
                 let url = format!("{scheme}://postgres@{address}/postgres?schema={schema}");
                 let client = leasehold::connect(url).await.expect("connected");
-                client.install().await.expect("installed");
+                client.admin().install().await.expect("installed");
             })
         });
         for replica in replicas.collect::<Vec<_>>() {

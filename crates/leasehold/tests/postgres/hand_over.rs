@@ -73,7 +73,7 @@ async fn next_in_line_hears_of_its_grant_and_does_not_ask() {
     let lab = Lab::new().await;
     let mut held = lab.one.mutex("n").ttl(LONG).lock().await.expect("a lease");
     for _ in 0..CYCLES {
-        let next = waiter(lab.two.claim("n").ttl(LONG));
+        let next = waiter(lab.two.request("n").ttl(LONG));
         until_waiting(&lab.one, "n", 1).await;
         let fence = held.fence();
         assert_eq!(held.release().await.expect("an answer"), Released::Released);
@@ -93,7 +93,7 @@ async fn next_in_line_hears_of_its_grant_and_does_not_ask() {
 async fn a_bell_that_does_not_know_the_token_or_the_place_in_line_grants_nothing() {
     let lab = Lab::new().await;
     let held = lab.one.mutex("n").ttl(LONG).lock().await.expect("a lease");
-    let next = waiter(lab.two.claim("n").ttl(LONG));
+    let next = waiter(lab.two.request("n").ttl(LONG));
     until_waiting(&lab.one, "n", 1).await;
     let right = lab.payload(0, 0);
     let (number, rest) = right.split_once('.').expect("a number");
@@ -137,7 +137,7 @@ async fn a_bell_that_does_not_know_the_token_or_the_place_in_line_grants_nothing
 async fn the_heir_of_one_who_ends_before_it_rings_finds_out_by_its_heartbeat() {
     let lab = Lab::new().await;
     let held = lab.one.mutex("n").ttl(LONG).lock().await.expect("a lease");
-    let next = waiter(lab.two.claim("n").ttl(LONG));
+    let next = waiter(lab.two.request("n").ttl(LONG));
     until_waiting(&lab.one, "n", 1).await;
     let ends = plain(server().url()).await;
     let token = format!("SELECT token FROM {}.claims WHERE granted IS NOT NULL", lab.schema);
@@ -159,7 +159,7 @@ async fn one_ring_is_for_all_that_was_handed_over_in_a_session() {
     for name in 0..NAMES {
         let name = format!("n:{name}");
         leases.push(lab.one.mutex(&name).ttl(LONG).lock().await.expect("a lease"));
-        waiters.push(waiter(lab.two.claim(&name).ttl(LONG)));
+        waiters.push(waiter(lab.two.request(&name).ttl(LONG)));
         until_waiting(&lab.one, &name, 1).await;
     }
     let asked = lab.asked();
@@ -193,7 +193,7 @@ async fn names_that_are_handed_over_at_once_on_one_connection_ring_everybody() {
     for name in 0..NAMES {
         let name = format!("n:{name}");
         leases.push(busy.mutex(&name).ttl(LONG).lock().await.expect("a lease"));
-        waiters.push(waiter(lab.two.claim(&name).ttl(LONG)));
+        waiters.push(waiter(lab.two.request(&name).ttl(LONG)));
     }
     for name in 0..NAMES {
         until_waiting(&lab.one, &format!("n:{name}"), 1).await;
@@ -233,7 +233,7 @@ async fn a_grant_that_was_rung_for_survives_the_crash_that_follows() {
             held = lock().await;
         }
         let held = held.expect("a lease");
-        let next = waiter(two.claim(&name).ttl(ttl));
+        let next = waiter(two.request(&name).ttl(ttl));
         until_waiting(&one, &name, 1).await;
         let asked = chaos.calls(Verb::Claim);
         let (released, next) = tokio::join!(held.release(), granted(next));
@@ -267,7 +267,7 @@ async fn nothing_is_handed_to_one_who_left_while_the_giver_waited_for_the_lines_
     );
     let standing: String = session.query_one(&joins, &[]).await.expect("an answer").get(0);
     assert_eq!(standing, "queued");
-    let next = waiter(lab.two.claim("n").ttl(LONG));
+    let next = waiter(lab.two.request("n").ttl(LONG));
     until_waiting(&lab.one, "n", 2).await;
     let token = format!("SELECT token FROM {}.claims WHERE granted IS NOT NULL", lab.schema);
     let token: Vec<u8> = session.query_one(&token, &[]).await.expect("an answer").get(0);
@@ -290,7 +290,7 @@ async fn nothing_is_handed_to_one_who_left_while_the_giver_waited_for_the_lines_
     session.batch_execute(&leave).await.expect("it left");
     let handed = soon("the end of the statement", giving).await.expect("the task ends");
     assert_eq!(handed, 0, "the first in line was not there any more");
-    let line = lab.one.show("n").await.expect("an answer").expect("a line");
+    let line = lab.one.line("n").await.expect("an answer").expect("a line");
     assert_eq!((line.held.len(), line.waiting.len()), (1, 1));
     assert_eq!(line.held[0].fence, held.fence());
     assert_eq!(lab.sql("SELECT claims, held FROM STORE.lines"), "2|1");

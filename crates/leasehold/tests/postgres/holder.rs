@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold::{Lease, Released, connect};
+use leasehold::{Lease, Released, UnlessHeld, connect};
 use tokio::runtime::{Builder, Runtime};
 
 use crate::support::{fresh_schema, server, soon};
@@ -16,8 +16,8 @@ fn runtime() -> Runtime {
 
 /// Ends when a lease was renewed. No runtime of the test runs meanwhile.
 fn block_until_renewed(lease: &Lease) {
-    let begun = lease.safe_until();
-    while lease.safe_until() == begun {
+    let begun = lease.deadline();
+    while lease.deadline() == begun {
         assert!(lease.is_held());
         std::thread::sleep(Duration::from_millis(20));
     }
@@ -31,7 +31,7 @@ fn f05_a_lease_is_renewed_while_its_runtime_is_blocked() {
         let other = connect(&url).await.expect("connected");
         let lease = client.mutex("n").ttl(BUSY_TTL).lock().await.expect("a lease");
         block_until_renewed(&lease);
-        assert!(other.mutex("n").try_lock().await.expect("an answer").is_none());
+        assert!(other.mutex("n").try_lock().await.unless_held().expect("an answer").is_none());
         assert_eq!(lease.release().await.expect("an answer"), Released::Released);
     });
 }
@@ -48,7 +48,7 @@ fn f11_a_lease_is_renewed_and_given_back_although_its_runtime_ended() {
     block_until_renewed(&lease);
     runtime().block_on(async {
         let other = connect(&url).await.expect("connected");
-        assert!(other.mutex("n").try_lock().await.expect("an answer").is_none());
+        assert!(other.mutex("n").try_lock().await.unless_held().expect("an answer").is_none());
         // Dropped after its runtime is gone.
         drop(lease);
         drop(soon("a grant", other.mutex("n").lock()).await.expect("a lease"));

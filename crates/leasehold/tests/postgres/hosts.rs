@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use leasehold::{Released, connect};
+use leasehold::{Released, UnlessHeld, connect};
 use leasehold_testkit::Postgres;
 
 use crate::support::{LONG, advisory_on, database, fresh_schema, server};
@@ -24,7 +24,7 @@ async fn the_primary_is_used(beside: SocketAddr) {
         let two = connect(&last).await.expect("connected, with the primary named first");
         assert_eq!(one.info().store_id, two.info().store_id);
         let lease = one.mutex("n").ttl(LONG).lock().await.expect("a lease");
-        assert!(two.mutex("n").try_lock().await.expect("an answer").is_none());
+        assert!(two.mutex("n").try_lock().await.unless_held().expect("an answer").is_none());
         let fence = lease.fence();
         assert_eq!(lease.release().await.expect("an answer"), Released::Released);
         let next = two.mutex("n").ttl(LONG).lock().await.expect("a lease");

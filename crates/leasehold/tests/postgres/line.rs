@@ -8,7 +8,7 @@ use leasehold::clock::VirtualClock;
 use leasehold::layer::chaos::{Chaos, Verb};
 use leasehold::layer::retry::RetryPolicy;
 use leasehold::postgres::LeaseTable;
-use leasehold::{Client, Lease, connect};
+use leasehold::{Client, Lease, UnlessHeld, connect};
 use leasehold_testkit::{Clock, Postgres, Server};
 use tokio_postgres::types::{ToSql, Type};
 
@@ -41,7 +41,7 @@ async fn the_work_of_a_verb_does_not_grow_with_the_line() {
     for length in [10, 9_990] {
         let schema = fresh_schema();
         let url = format!("{}?schema={schema}", server.url());
-        connect(&url).await.expect("connected").install().await.expect("installed");
+        connect(&url).await.expect("connected").admin().install().await.expect("installed");
         let token = |at: &str| format!("decode(lpad(to_hex({at}), 32, '0'), 'hex')");
         let all = format!(
             "SELECT count(*) FROM generate_series(1, {length}) i, LATERAL {schema}.claim('n', {}, \
@@ -87,7 +87,7 @@ async fn pages_of_an_early_plan(
 ) -> u64 {
     let schema = fresh_schema();
     let url = format!("{}?schema={schema}", server().url());
-    connect(&url).await.expect("connected").install().await.expect("installed");
+    connect(&url).await.expect("connected").admin().install().await.expect("installed");
     analyze(&schema);
     let statement = statement.replace("leasehold.", &format!("{schema}."));
     let session = format!(
@@ -157,7 +157,7 @@ fn analyze(schema: &str) {
 async fn pages_of_many_names(names: u32, statements: &[String]) -> Vec<u64> {
     let schema = fresh_schema();
     let url = format!("{}?schema={schema}", server().url());
-    connect(&url).await.expect("connected").install().await.expect("installed");
+    connect(&url).await.expect("connected").admin().install().await.expect("installed");
     let session = plain(server().url()).await;
     let run = async |statement: &str| {
         session.batch_execute(&statement.replace("STORE", &schema)).await.expect("done");
@@ -220,7 +220,7 @@ async fn plans_made_for_no_name_touch_few_pages_of_many_names() {
 async fn pages_of_a_long_session(length: u32, calls: &[String]) -> Vec<u64> {
     let schema = fresh_schema();
     let url = format!("{}?schema={schema}", server().url());
-    connect(&url).await.expect("connected").install().await.expect("installed");
+    connect(&url).await.expect("connected").admin().install().await.expect("installed");
     let session = plain(server().url()).await;
     let run = async |statement: &str| session.batch_execute(statement).await.expect("done");
     let (token, nobody) = ("decode(lpad(to_hex(i), 32, '0'), 'hex')", token_of_nobody());
@@ -358,7 +358,7 @@ async fn verbs_are_as_few_exchanges_as_promised() {
     // The first waiter meets a holder, and listens before it joins.
     let mut before = counts();
     for round in 0..=TIMES {
-        let next = waiter(client.claim("n").ttl(LONG));
+        let next = waiter(client.request("n").ttl(LONG));
         until_waiting(&client, "n", 1).await;
         held.release().await.expect("an answer");
         held = granted(next).await;
@@ -375,9 +375,9 @@ async fn verbs_are_as_few_exchanges_as_promised() {
     let mutexes: Vec<_> = (0..500).map(|n| client.mutex(format!("many:{n}")).ttl(ttl)).collect();
     let leases = try_join_all(mutexes.iter().map(|mutex| mutex.lock())).await.expect("leases");
     let before = counts();
-    let safe: Vec<_> = leases.iter().map(Lease::safe_until).collect();
+    let safe: Vec<_> = leases.iter().map(Lease::deadline).collect();
     until("renewals of all", async || {
-        leases.iter().zip(&safe).all(|(lease, before)| lease.safe_until() > *before)
+        leases.iter().zip(&safe).all(|(lease, before)| lease.deadline() > *before)
     })
     .await;
     let [_, _, _, renewals] = since(before);
@@ -399,7 +399,7 @@ async fn a_renewal_is_flushed_and_a_waiters_heartbeat_is_not() {
     assert!((TIMES..=TIMES + 10).contains(&renewals), "{renewals} flushes");
     let client = connect(server.url()).await.expect("connected");
     let lease = client.mutex("n").ttl(LONG).lock().await.expect("a lease");
-    let next = waiter(client.claim("n").ttl(LONG));
+    let next = waiter(client.request("n").ttl(LONG));
     until_waiting(&client, "n", 1).await;
     let session = plain(server.url()).await;
     let heartbeat = "SELECT count(*) FROM leasehold.claims c, leasehold.renew( \
@@ -435,7 +435,7 @@ async fn a_grant_is_flushed_once_and_joining_and_releasing_are_not() {
     let contended = counted(&server, async |client| {
         let mut held = client.mutex("n").ttl(LONG).lock().await.expect("a lease");
         for _ in 0..CYCLES {
-            let next = waiter(client.claim("n").ttl(LONG));
+            let next = waiter(client.request("n").ttl(LONG));
             until_waiting(client, "n", 1).await;
             held.release().await.expect("an answer");
             held = granted(next).await;
@@ -460,7 +460,7 @@ async fn claim_joins_a_line_that_was_locked_for_longer_than_a_statement_waits() 
     let keeper = plain(server().url()).await;
     let lock = format!("BEGIN; SELECT FROM {schema}.lines WHERE name = 'n' FOR UPDATE");
     keeper.batch_execute(&lock).await.expect("locked");
-    let next = waiter(two.claim("n").ttl(LONG));
+    let next = waiter(two.request("n").ttl(LONG));
     let watcher = plain(server().url()).await;
     // A statement is limited to 1.5 s, so one that began 2 s after the lock is another try.
     let again = format!(
@@ -485,7 +485,7 @@ async fn heartbeats_of_a_long_line_look_at_few_rows_for_each_claim() {
     const WAITERS: u64 = 999;
     let server = Postgres::new().start().await.expect("a server");
     let client = connect(server.url()).await.expect("connected");
-    client.install().await.expect("installed");
+    client.admin().install().await.expect("installed");
     let join = format!(
         "SELECT count(*) FROM generate_series(0, {WAITERS}) i, LATERAL leasehold.claim( \
          'n', decode(lpad(to_hex(i), 32, '0'), 'hex'), 4294967295, 4294967295, {}, 'l', '', \
@@ -520,7 +520,7 @@ async fn f116_a_thousand_waiters_need_few_connections_and_a_release_wakes_one() 
     let engine = chaos.trouble(LeaseTable::open(&url).await.expect("connected"));
     let crowd = Client::builder().engine(engine).expect("a client");
     let lease = one.mutex("n").ttl(LONG).lock().await.expect("a lease");
-    let mut waiters = Crowd::of(WAITERS, &crowd.claim("n").ttl(LONG));
+    let mut waiters = Crowd::of(WAITERS, &crowd.request("n").ttl(LONG));
     waiters.until_waiting(&one, "n", WAITERS).await;
     let sql = format!(
         "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'leasehold' \
@@ -546,7 +546,7 @@ async fn tables_are_small_again_after_a_hundred_thousand_one_off_names() {
     let clock = Clock::new().expect("a clock");
     let server = Postgres::new().clock(&clock).start().await.expect("a server");
     let client = connect(server.url()).await.expect("connected");
-    client.install().await.expect("installed");
+    client.admin().install().await.expect("installed");
     let claim = |names: &str, count: u32| {
         format!(
             "SELECT count(*) FROM generate_series(1, {count}) i, LATERAL leasehold.claim( \
@@ -583,7 +583,7 @@ async fn tables_are_small_again_after_a_hundred_thousand_one_off_names() {
     let rows = "SELECT (SELECT count(*) FROM leasehold.claims), \
                 (SELECT count(*) FROM leasehold.counts)";
     assert_eq!(server.sql(rows).expect("an answer"), "0|1");
-    let stats = client.store_stats().await.expect("an answer");
+    let stats = client.admin().store_stats().await.expect("an answer");
     assert_eq!(stats.counts.expired, u64::from(NAMES / 2 + NAMES / 10));
 }
 
@@ -643,7 +643,7 @@ async fn one_off_names_never_pile_up_and_a_client_that_is_used_clears_the_last_a
     let time = VirtualClock::new();
     let builder = Client::builder().clock(Arc::new(time.clone()));
     let client = builder.connect(server.url()).await.expect("connected");
-    client.install().await.expect("installed");
+    client.admin().install().await.expect("installed");
     let session = plain(server.url()).await;
     let lines = async || number(&session, "SELECT count(*) FROM leasehold.lines").await;
     // An active client: its claims clear others away, and so may its keeper's counts.
@@ -695,7 +695,15 @@ async fn batches_over_the_same_names_in_any_order_never_deadlock() {
             for _ in 0..10 {
                 let mut leases = Vec::new();
                 for name in &names {
-                    leases.extend(client.mutex(name).ttl(LONG).try_lock().await.expect("answered"));
+                    leases.extend(
+                        client
+                            .mutex(name)
+                            .ttl(LONG)
+                            .try_lock()
+                            .await
+                            .unless_held()
+                            .expect("answered"),
+                    );
                 }
                 // The keeper gives them back in one exchange, in this order.
                 drop(leases);
@@ -730,8 +738,8 @@ async fn fences_rise_in_grant_order_although_many_take_numbers_at_once() {
                 let which = (task + round) % 2;
                 let mutex = client.mutex(format!("name:{which}")).ttl(LONG);
                 // No claim stands in line: each grant is the first in a new line.
-                if let Some(lease) = mutex.try_lock().await.expect("an answer") {
-                    let before = seen[which].swap(lease.fence(), Ordering::SeqCst);
+                if let Some(lease) = mutex.try_lock().await.unless_held().expect("an answer") {
+                    let before = seen[which].swap(lease.fence().as_u64(), Ordering::SeqCst);
                     assert!(lease.fence() > before, "{} after {before}", lease.fence());
                     granted += 1;
                     lease.release().await.expect("an answer");
@@ -758,11 +766,13 @@ async fn sums_of_a_line_agree_with_its_claims_while_many_want_it() {
         let client = connect(&url).await.expect("connected");
         tasks.push(tokio::spawn(async move {
             for round in 0..40 {
-                let request = client.claim("n").ttl(LONG);
+                let request = client.request("n").ttl(LONG);
                 // Some leave the line again, in the middle of everything.
                 let span =
                     if (task + round) % 4 == 0 { Duration::from_millis(round) } else { LONG };
-                let Some(lease) = request.acquire_within(span).await.expect("an answer") else {
+                let Some(lease) =
+                    request.acquire_within(span).await.unless_held().expect("an answer")
+                else {
                     continue;
                 };
                 assert!(!HELD.swap(true, Ordering::SeqCst), "two hold");
@@ -817,7 +827,7 @@ async fn the_bell_of_a_usual_hand_off_is_heard_by_its_client_alone() {
     client.batch_execute(&listen).await.expect("it listens");
     let mut held = one.mutex("n").ttl(LONG).lock().await.expect("a lease");
     for next in [&two, &one, &two] {
-        let next = waiter(next.claim("n").ttl(LONG));
+        let next = waiter(next.request("n").ttl(LONG));
         until_waiting(&one, "n", 1).await;
         held.release().await.expect("an answer");
         held = granted(next).await;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use leasehold::engine::Query;
 use leasehold::layer::retry::RetryPolicy;
-use leasehold::{Client, Error, LeaseState, LostCause, Released, connect};
+use leasehold::{Client, Error, LeaseState, LostCause, Released, UnlessHeld, connect};
 use leasehold_testkit::{AfterLoss, Direction, Proxy};
 
 use crate::support::{
@@ -32,7 +32,7 @@ async fn f21_a_long_partition_loses_the_lease_before_the_next_grant() {
     let lab = Troubled::new("").await;
     let (client, other) = lab.clients().await;
     let lease = client.mutex("n").ttl(Duration::from_secs(1)).lock().await.expect("a lease");
-    let next = waiter(other.claim("n").ttl(LONG));
+    let next = waiter(other.request("n").ttl(LONG));
     until_waiting(&other, "n", 1).await;
     lab.proxy.block(Direction::Both);
     let next = granted(next).await;
@@ -63,7 +63,7 @@ async fn f23_a_claim_whose_answer_is_lost_is_adopted() {
         lab.proxy.lose_reply_to(LOST, after);
         let lease = soon("a grant", client.mutex(LOST).ttl(LONG).lock()).await.expect("a lease");
         assert_eq!(lab.proxy.traffic().replies_lost, 1);
-        let line = other.show(LOST).await.expect("an answer").expect("a line");
+        let line = other.line(LOST).await.expect("an answer").expect("a line");
         assert_eq!((line.held.len(), line.waiting.len()), (1, 0));
         assert_eq!(line.held[0].fence, lease.fence());
         assert_eq!(lease.release().await.expect("an answer"), Released::Released);
@@ -92,7 +92,7 @@ async fn f23_a_claim_that_is_given_up_before_its_answer_leaves_nothing() {
         .await
         .expect("gone");
     client.close().await.expect("closed");
-    assert!(other.show("n").await.expect("an answer").is_none());
+    assert!(other.line("n").await.expect("an answer").is_none());
 }
 
 #[tokio::test]
@@ -105,7 +105,7 @@ async fn f24_a_release_whose_answer_is_lost_is_repeated() {
         let released = soon("the answer", lease.release()).await.expect("an answer");
         // The first release took effect; the second finds no claim.
         assert_eq!(released, Released::Released);
-        assert!(other.show(LOST).await.expect("an answer").is_none());
+        assert!(other.line(LOST).await.expect("an answer").is_none());
     }
 }
 
@@ -118,7 +118,7 @@ async fn f29_the_driver_repeats_nothing_by_itself() {
     drop(client.mutex("before").lock().await.expect("free"));
     lab.proxy.lose_reply_to(LOST, AfterLoss::Reset);
     // If the client had asked a second time, the server would have answered.
-    let asked = soon("an answer", client.mutex(LOST).ttl(LONG).try_lock()).await;
+    let asked = soon("an answer", client.mutex(LOST).ttl(LONG).try_lock()).await.unless_held();
     assert!(matches!(&asked, Err(Error::Unreachable { .. })), "{asked:?}");
     assert_eq!(lab.proxy.traffic().replies_lost, 1);
     until_free(&other, LOST).await;
@@ -130,7 +130,7 @@ async fn f26_a_grant_that_is_slower_than_its_ttl_is_refused_and_cleaned() {
     let (client, other) = lab.clients().await;
     lab.proxy.delay(Direction::ToClient, Duration::from_millis(700));
     let mutex = client.mutex("n").ttl(Duration::from_millis(400));
-    let asked = soon("the answer", mutex.try_lock()).await;
+    let asked = soon("the answer", mutex.try_lock()).await.unless_held();
     assert!(matches!(asked, Err(Error::TooSlow { .. })), "{asked:?}");
     until_free(&other, "n").await;
 }
@@ -163,7 +163,7 @@ async fn f28_idle_connections_that_are_cut_are_made_again() {
     let lab = Troubled::new("").await;
     let (client, other) = lab.clients().await;
     let lease = other.mutex("n").ttl(LONG).lock().await.expect("a lease");
-    let next = waiter(client.claim("n").ttl(LONG));
+    let next = waiter(client.request("n").ttl(LONG));
     until_waiting(&other, "n", 1).await;
     let before = lab.proxy.traffic().accepted;
     lab.proxy.cut_idle(Duration::from_millis(200));
@@ -183,7 +183,7 @@ async fn f31_a_server_at_another_address_is_found_and_the_lease_survives() {
     lab.proxy.reset_all();
     soon("a renewal", lease.extend(LONG)).await.expect("it is still held");
     assert!(detour.traffic().accepted > 0);
-    assert!(other.mutex("n").try_lock().await.expect("an answer").is_none());
+    assert!(other.mutex("n").try_lock().await.unless_held().expect("an answer").is_none());
 }
 
 #[tokio::test]
@@ -191,7 +191,7 @@ async fn f110_a_waiter_whose_bells_are_all_lost_is_granted_by_its_heartbeat() {
     let lab = Troubled::new("").await;
     let (client, other) = lab.clients().await;
     let lease = other.mutex("n").ttl(LONG).lock().await.expect("a lease");
-    let next = waiter(client.claim("n").ttl(LONG));
+    let next = waiter(client.request("n").ttl(LONG));
     until_waiting(&other, "n", 1).await;
     let schema = lab.direct.rsplit('=').next().expect("a schema");
     let settle = format!("SELECT pg_get_functiondef('{schema}.settle'::regproc)");
@@ -201,7 +201,7 @@ async fn f110_a_waiter_whose_bells_are_all_lost_is_granted_by_its_heartbeat() {
     let lose = format!("PERFORM nextval('{schema}.lost'), concat(");
     server().sql(&settle.replace("PERFORM pg_notify(", &lose)).expect("replaced");
     // While a client watches, releases use the function that calls `settle`.
-    let _events = other.watch(&Query::default()).await.expect("events");
+    let _events = other.admin().watch(&Query::default()).await.expect("events");
     lease.release().await.expect("an answer");
     assert!(granted(next).await.is_held());
     let lost = format!("SELECT is_called FROM {schema}.lost");
@@ -215,7 +215,7 @@ async fn f111_a_bell_that_rings_while_nobody_listens_is_made_good() {
     let schema = lab.direct.rsplit('=').next().expect("a schema").to_owned();
     for round in 0..5 {
         let lease = other.mutex("n").ttl(LONG).lock().await.expect("a lease");
-        let next = waiter(client.claim("n").ttl(LONG));
+        let next = waiter(client.request("n").ttl(LONG));
         until_waiting(&other, "n", 1).await;
         let listens = format!("query LIKE 'LISTEN%{schema}%'");
         until("the listener", async || terminate(server(), &listens) == 1).await;
@@ -232,7 +232,7 @@ async fn f117_resets_do_not_change_the_order_of_the_line() {
     let lease = other.mutex("n").ttl(LONG).lock().await.expect("a lease");
     let (sender, mut order) = tokio::sync::mpsc::channel(8);
     for place in 0..5 {
-        let (request, sender) = (client.claim("n").ttl(LONG), sender.clone());
+        let (request, sender) = (client.request("n").ttl(LONG), sender.clone());
         tokio::spawn(async move {
             let lease = request.acquire().await.expect("a lease");
             sender.send(place).await.expect("the test listens");

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold::{Client, connect};
+use leasehold::{Client, LockOptions, UnlessHeld, connect};
 use leasehold_testkit::{Peer, PeerKind, Postgres, Server};
 
 use crate::support::{
@@ -19,7 +19,7 @@ impl Lab {
         let schema = fresh_schema();
         let client = connect(format!("{}?schema={schema}", server().url())).await;
         let client = client.expect("connected");
-        client.install().await.expect("installed");
+        client.admin().install().await.expect("installed");
         Self { client, schema }
     }
 
@@ -39,9 +39,9 @@ impl Lab {
 async fn plain_clients_and_the_library_exclude_each_other() {
     let lab = Lab::new().await;
     assert_eq!(lab.sql("SELECT acquire_lock('n', 'worker-1')"), "t");
-    assert!(lab.client.mutex("n").try_lock().await.expect("an answer").is_none());
+    assert!(lab.client.mutex("n").try_lock().await.unless_held().expect("an answer").is_none());
     assert_eq!(lab.sql("SELECT acquire_lock('n', 'worker-2')"), "f");
-    let next = waiter(lab.client.claim("n").ttl(LONG).note("release 42"));
+    let next = waiter(lab.client.request("n").ttl(LONG).note("release 42"));
     until_waiting(&lab.client, "n", 1).await;
     assert_eq!(lab.sql("SELECT release_lock('n', 'worker-2')"), "f");
     assert_eq!(lab.sql("SELECT release_lock('n', 'worker-1')"), "t");
@@ -64,7 +64,7 @@ async fn plain_client_is_excluded_by_readers_and_refused_by_a_semaphore() {
     assert_eq!(lab.sql("SELECT acquire_lock('n', 'me')"), "f");
     two.release().await.expect("an answer");
     assert_eq!(lab.sql("SELECT acquire_lock('n', 'me')"), "t");
-    assert!(readers.try_read().await.expect("an answer").is_none());
+    assert!(readers.try_read().await.unless_held().expect("an answer").is_none());
     let permit = lab.client.semaphore("s", 5).acquire().await.expect("free");
     let refused = lab.refused("SELECT acquire_lock('s', 'me')");
     assert!(refused.contains("in use as a semaphore"), "{refused}");
@@ -88,7 +88,7 @@ async fn the_same_holder_asking_again_extends() {
     assert_eq!(and_seconds("SELECT extend_lock('n', 'me', 90.4)"), "t\n90");
     assert_eq!(lab.sql("SELECT extend_lock('n', 'you', 90)"), "f");
     assert_eq!(lab.sql("SELECT metadata->>'job' FROM distributed_locks"), "7");
-    let line = lab.client.show("n").await.expect("an answer").expect("a line");
+    let line = lab.client.line("n").await.expect("an answer").expect("a line");
     assert_eq!(line.held[0].holder.label(), "me");
 }
 
@@ -168,7 +168,7 @@ async fn bad_input_of_plain_clients_is_refused() {
     assert_eq!(lab.sql(&format!("SELECT {odd}")), "t");
     let again = format!("SELECT {odd}, holder_id = E'a\\nb' FROM distributed_locks");
     assert_eq!(lab.sql(&again), "t|t");
-    let line = lab.client.show("o'; DROP TABLE claims; --").await.expect("an answer");
+    let line = lab.client.line("o'; DROP TABLE claims; --").await.expect("an answer");
     assert_eq!(line.expect("a line").held[0].holder.label(), "a?b", "safe to print");
 }
 
@@ -176,7 +176,11 @@ async fn bad_input_of_plain_clients_is_refused() {
 async fn a_paused_holders_late_write_is_refused_by_its_fence() {
     let lab = Lab::new().await;
     lab.sql("CREATE TABLE account (balance int); INSERT INTO account VALUES (0)");
-    let mutex = lab.client.mutex("account").ttl(Duration::from_millis(200)).renew(false);
+    let mutex = lab
+        .client
+        .mutex("account")
+        .ttl(Duration::from_millis(200))
+        .options(LockOptions::new().renew(false));
     let paused = mutex.lock().await.expect("a lease");
     let other = lab.client.mutex("account").ttl(LONG);
     let next = soon("the end of its ttl", other.lock()).await.expect("a lease");
@@ -186,24 +190,24 @@ async fn a_paused_holders_late_write_is_refused_by_its_fence() {
              UPDATE account SET balance = balance + {amount}; COMMIT;"
         )
     };
-    lab.sql(&write(next.fence(), 10));
+    lab.sql(&write(next.fence().as_u64(), 10));
     // The first holder wakes up and believes that it still holds.
-    let error = lab.refused(&write(paused.fence(), 1));
+    let error = lab.refused(&write(paused.fence().as_u64(), 1));
     assert!(error.contains("is old"), "{error}");
-    lab.sql(&write(next.fence(), 10));
+    lab.sql(&write(next.fence().as_u64(), 10));
     assert_eq!(lab.sql("SELECT balance FROM account"), "20");
     assert_eq!(lab.sql("SELECT fence_forget('account')"), "t");
 }
 
 async fn excludes(server: &Server, kind: PeerKind) {
     let client = connect(server.url()).await.expect("connected");
-    client.install().await.expect("installed");
+    client.admin().install().await.expect("installed");
     let name = format!("peer:{kind}");
     let mut peer = Peer::spawn(kind, &[server.url()]).await.expect("a peer");
     assert!(peer.try_lock(&name, LONG).await.expect("an answer"));
-    assert!(client.mutex(&name).try_lock().await.expect("an answer").is_none());
+    assert!(client.mutex(&name).try_lock().await.unless_held().expect("an answer").is_none());
     assert!(peer.extend(&name, LONG).await.expect("an answer"));
-    let next = waiter(client.claim(&name).ttl(LONG));
+    let next = waiter(client.request(&name).ttl(LONG));
     until_waiting(&client, &name, 1).await;
     assert!(peer.release(&name).await.expect("an answer"));
     let lease = granted(next).await;
@@ -219,7 +223,7 @@ async fn excludes(server: &Server, kind: PeerKind) {
 /// Takes locks with as few arguments as possible, and reads them in the view.
 async fn sees(server: &Server, kind: PeerKind) {
     let client = connect(server.url()).await.expect("connected");
-    client.install().await.expect("installed");
+    client.admin().install().await.expect("installed");
     let name = format!("seen:{kind}");
     let mut peer = Peer::spawn(kind, &[server.url()]).await.expect("a peer");
     let mut other = Peer::spawn(kind, &[server.url()]).await.expect("a peer");
@@ -227,8 +231,8 @@ async fn sees(server: &Server, kind: PeerKind) {
     assert!(peer.take(&name).await.expect("an answer"));
     assert!(!other.take(&name).await.expect("an answer"));
     assert!(!other.keep(&name).await.expect("an answer"));
-    assert!(client.mutex(&name).try_lock().await.expect("an answer").is_none());
-    let line = client.show(&name).await.expect("an answer").expect("a line");
+    assert!(client.mutex(&name).try_lock().await.unless_held().expect("an answer").is_none());
+    let line = client.line(&name).await.expect("an answer").expect("a line");
     let holder = line.held[0].holder.label().to_owned();
     assert!(holder.starts_with(&format!("{kind}:")), "{holder}");
     // Every reader sees it, with the default ttl and without metadata.
@@ -280,7 +284,7 @@ async fn plain_client_that_is_refused_in_an_open_transaction_keeps_nobody_from_r
     let path = format!("SET search_path = \"{}\"", lab.schema);
     for waits in [false, true] {
         let lease = holder.mutex("n").ttl(Duration::from_secs(3)).lock().await.expect("free");
-        let next = waits.then(|| waiter(lab.client.claim("n").ttl(LONG)));
+        let next = waits.then(|| waiter(lab.client.request("n").ttl(LONG)));
         if waits {
             until_waiting(&lab.client, "n", 1).await;
         }
@@ -290,8 +294,8 @@ async fn plain_client_that_is_refused_in_an_open_transaction_keeps_nobody_from_r
         for call in calls {
             let answered = truth(&other, &format!("SELECT {call}")).await;
             assert!(!answered, "{call}");
-            let before = lease.safe_until();
-            until("a renewal", async || lease.safe_until() > before).await;
+            let before = lease.deadline();
+            until("a renewal", async || lease.deadline() > before).await;
         }
         other.batch_execute("COMMIT").await.expect("ended");
         lease.release().await.expect("an answer");

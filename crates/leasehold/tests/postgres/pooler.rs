@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use leasehold::engine::Level;
 use leasehold::layer::chaos::{Chaos, Verb};
 use leasehold::postgres::LeaseTable;
-use leasehold::{Client, Released, connect};
+use leasehold::{Client, Released, UnlessHeld, connect};
 use leasehold_testkit::scheduling::SchedulerDelay;
 use leasehold_testkit::{Pgbouncer, Proxy};
 
@@ -22,23 +22,23 @@ async fn f73_everything_works_behind_a_pooler_and_bells_fall_back_to_polling() {
     let pooled = format!("{}?schema={schema}", pooler.url());
     let (one, two) = (connect(&pooled).await.expect("a"), connect(&pooled).await.expect("b"));
     let lease = one.mutex("n").ttl(LONG).lock().await.expect("a lease");
-    assert!(two.mutex("n").try_lock().await.expect("an answer").is_none());
-    let next = waiter(two.claim("n").ttl(LONG));
+    assert!(two.mutex("n").try_lock().await.unless_held().expect("an answer").is_none());
+    let next = waiter(two.request("n").ttl(LONG));
     until_waiting(&one, "n", 1).await;
     soon("a renewal", lease.extend(LONG)).await.expect("renewed");
     assert_eq!(lease.release().await.expect("an answer"), Released::Released);
     let lease = granted(next).await;
-    let findings = soon("the examination", two.examine()).await.expect("an answer");
+    let findings = soon("the examination", two.admin().examine()).await.expect("an answer");
     let bells = findings.iter().find(|finding| finding.subject == "bells").expect("looked at");
     assert_eq!(bells.level, Level::Warning, "{bells:?}");
     assert!(bells.found.contains("pooling proxy"), "{bells:?}");
     // Clients with and without a pooler are in one line.
     let direct = connect(format!("{}?schema={schema}", server().url())).await.expect("connected");
-    let next = waiter(direct.claim("n").ttl(LONG));
+    let next = waiter(direct.request("n").ttl(LONG));
     until_waiting(&one, "n", 1).await;
     lease.release().await.expect("an answer");
     assert!(granted(next).await.is_held());
-    let findings = direct.examine().await.expect("an answer");
+    let findings = direct.admin().examine().await.expect("an answer");
     let bells = findings.iter().find(|finding| finding.subject == "bells").expect("looked at");
     assert_eq!(bells.level, Level::Good, "{bells:?}");
 }
@@ -101,7 +101,7 @@ async fn f73_claim_that_reaches_a_pooler_in_pieces_is_made_in_its_own_store() {
     let lock = format!("BEGIN; SELECT FROM {ours}.lines WHERE name = 'a' FOR UPDATE");
     keeper.batch_execute(&lock).await.expect("locked");
     let asked = client.mutex("a").ttl(LONG);
-    let first = tokio::spawn(async move { asked.try_lock().await });
+    let first = tokio::spawn(async move { asked.try_lock().await.unless_held() });
     let waiting = format!(
         "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' \
          AND query LIKE '%{ours}%claim%'"
@@ -109,10 +109,17 @@ async fn f73_claim_that_reaches_a_pooler_in_pieces_is_made_in_its_own_store() {
     let watcher = plain(server().url()).await;
     until("a claim that waits", async || number(&watcher, &waiting).await == 1).await;
     // The last statement of the other session is a claim in another store.
-    let _theirs = other.mutex("x").ttl(LONG).try_lock().await.expect("an answer").expect("free");
+    let _theirs = other
+        .mutex("x")
+        .ttl(LONG)
+        .try_lock()
+        .await
+        .unless_held()
+        .expect("an answer")
+        .expect("free");
     proxy.hold_behind(CLAIM_PARSED);
     let asked = client.mutex("b").ttl(LONG);
-    let second = tokio::spawn(async move { asked.try_lock().await });
+    let second = tokio::spawn(async move { asked.try_lock().await.unless_held() });
     // A client that does not wait for the previous answer sends the next claim now.
     let begun = |traffic: &leasehold_testkit::Traffic| traffic.to_server.held > 0;
     let _early = proxy.wait_for("an early claim", Duration::from_millis(300), begun).await;
@@ -146,7 +153,7 @@ async fn f73_claim_given_up_behind_a_pooler_leaves_no_trace() {
     let keeper = plain(server().url()).await;
     let lock = format!("BEGIN; SELECT FROM {schema}.lines WHERE name = 'n' FOR UPDATE");
     keeper.batch_execute(&lock).await.expect("locked");
-    let given_up = waiter(client.claim("n").ttl(LONG));
+    let given_up = waiter(client.request("n").ttl(LONG));
     let waiting = format!(
         "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' \
          AND query LIKE '%{schema}%claim%'"
@@ -156,13 +163,13 @@ async fn f73_claim_given_up_behind_a_pooler_leaves_no_trace() {
     given_up.abort();
     // The next exchange of the same connection follows it.
     let asked = client.mutex("m").ttl(LONG);
-    let next = tokio::spawn(async move { asked.try_lock().await });
+    let next = tokio::spawn(async move { asked.try_lock().await.unless_held() });
     keeper.batch_execute("ROLLBACK").await.expect("unlocked");
     let lease = soon("an answer", next).await.expect("it ends").expect("an answer");
     assert!(lease.expect("free").is_held());
     until_waiting(&direct, "n", 0).await;
     held.release().await.expect("an answer");
-    let after = granted(waiter(direct.claim("n").ttl(LONG))).await;
+    let after = granted(waiter(direct.request("n").ttl(LONG))).await;
     assert!(after.is_held());
 }
 
@@ -178,7 +185,7 @@ async fn f73_waiter_behind_a_pooler_is_warned_and_asks_about_twice_a_second() {
     let two = Client::builder().engine(engine).expect("a client");
     let lease = one.mutex("n").ttl(LONG).lock().await.expect("a lease");
     assert_eq!(said_here(), Vec::<String>::new(), "nobody waits yet");
-    let next = waiter(two.claim("n").ttl(LONG));
+    let next = waiter(two.request("n").ttl(LONG));
     until_waiting(&one, "n", 1).await;
     // On a busy machine the waiter may try again before it knows.
     until("the warning", async || !said_here().is_empty()).await;

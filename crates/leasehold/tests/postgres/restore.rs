@@ -56,7 +56,7 @@ fn restored(server: &Server, database: &str, dump: &str) -> std::result::Result<
 async fn turn(client: &Client) -> Result<u64> {
     let lease = client.mutex("n").ttl(LONG).lock().await?;
     let fence = lease.fence();
-    lease.release().await.map(|_released| fence)
+    lease.release().await.map(|_released| fence.as_u64())
 }
 
 async fn turns(client: &Client, count: usize) -> u64 {
@@ -84,11 +84,11 @@ async fn story(server: &Server, url: &str, schema: &str) {
         let refused = turn(&lived).await.expect_err("it knows better");
         assert!(matches!(refused, Error::SetBack { .. }), "{refused}");
         until_free(&lived, "n").await;
-        let bumped = fresh.bump_epoch(None).await.expect("bumped");
+        let bumped = fresh.admin().bump_epoch(None).await.expect("bumped");
         let Bumped::Raised { from, .. } = bumped else { panic!("{bumped:?}") };
         assert!(from > last, "{bumped:?} after {last}");
         last = turn(&lived).await.expect("above all it was told");
-        assert!(last >= from);
+        assert!(last >= from.as_u64());
         drop(guard.enter("account", last).await.expect("the newest"));
     }
 }
@@ -108,7 +108,7 @@ async fn f129_restored_dump_of_advisory_fences_is_no_different() {
 async fn f129_promoted_standby_of_a_bumped_store_stays_above_and_near_the_clock() {
     let server = Postgres::new().start().await.expect("a server");
     let client = connect(server.url()).await.expect("connected");
-    client.bump_epoch(None).await.expect("bumped");
+    client.admin().bump_epoch(None).await.expect("bumped");
     let last = turns(&client, 3).await;
     server.shut_down().expect("it ends");
     std::fs::write(server.folder().join("pg/standby.signal"), "").expect("written");
@@ -124,7 +124,7 @@ async fn f129_promoted_standby_of_a_bumped_store_stays_above_and_near_the_clock(
     // A step of less than half a minute, and not of half a year: a later bump starts from the
     // clock.
     assert!(next - last < 30_000_000, "{next} after {last}");
-    let bumped = client.bump_epoch(None).await.expect("bumped");
+    let bumped = client.admin().bump_epoch(None).await.expect("bumped");
     assert!(matches!(bumped, Bumped::Raised { from, .. } if from > next), "{bumped:?}");
     assert!(turn(&client).await.expect("a turn") > next);
 }

@@ -2,7 +2,7 @@
 
 use leasehold::engine::Level;
 use leasehold::postgres::LeaseTable;
-use leasehold::{Client, Error, connect};
+use leasehold::{Client, Error, UnlessHeld, connect};
 use leasehold_testkit::{Certificates, Postgres};
 
 use crate::support::{fresh_schema, server, soon};
@@ -22,7 +22,7 @@ async fn ten_clients_that_start_at_once_install_one_store() {
             let url = url.clone();
             tokio::spawn(async move {
                 let client = connect(&url).await?;
-                client.install().await.map(|()| client)
+                client.admin().install().await.map(|()| client)
             })
         })
         .collect();
@@ -33,7 +33,7 @@ async fn ten_clients_that_start_at_once_install_one_store() {
     let ids: Vec<u128> = clients.iter().map(|client| client.info().store_id).collect();
     assert!(ids.iter().all(|id| *id == ids[0] && *id != 0), "{ids:?}");
     let _lease = clients[0].mutex("n").lock().await.expect("a lease");
-    assert!(clients[9].mutex("n").try_lock().await.expect("an answer").is_none());
+    assert!(clients[9].mutex("n").try_lock().await.unless_held().expect("an answer").is_none());
 }
 
 #[tokio::test]
@@ -62,8 +62,8 @@ async fn a_store_installed_by_an_administrator_is_used_with_granted_rights() {
     let there = format!("SELECT to_regnamespace('{schema}') IS NULL");
     assert_eq!(server().sql(&there).expect("an answer"), "t", "asking for it installs nothing");
     // By hand, as with `init --print | psql`; twice is harmless.
-    server().sql(leasehold::engine::Setup::schema(&engine)).expect("installed");
-    server().sql(leasehold::engine::Setup::schema(&engine)).expect("harmless");
+    server().sql(&leasehold::engine::Setup::schema(&engine)).expect("installed");
+    server().sql(&leasehold::engine::Setup::schema(&engine)).expect("harmless");
     let url = format!("postgres://{role}@{}/postgres?schema={schema}", server().address());
     let error = refused(&url).await.to_string();
     let grants = error.split_once("try again: ").expect("statements").1;
@@ -76,7 +76,7 @@ async fn a_store_installed_by_an_administrator_is_used_with_granted_rights() {
 async fn another_version_of_the_schema_is_refused_and_untouched() {
     let schema = fresh_schema();
     let url = format!("{}?schema={schema}", server().url());
-    connect(&url).await.expect("connected").install().await.expect("installed");
+    connect(&url).await.expect("connected").admin().install().await.expect("installed");
     server().sql(&format!("UPDATE {schema}.store SET version = 99")).expect("updated");
     let error = refused(&url).await;
     assert!(matches!(error, Error::Config(_)), "trying again does not help: {error:?}");
@@ -95,7 +95,7 @@ async fn schema_that_was_dropped_and_installed_again_is_another_store() {
     server().sql(&format!("DROP SCHEMA {schema} CASCADE")).expect("dropped");
     let error = client.mutex("n").lock().await.expect_err("it is gone").to_string();
     assert!(error.contains("leasehold init"), "{error}");
-    connect(&url).await.expect("connected").install().await.expect("installed anew");
+    connect(&url).await.expect("connected").admin().install().await.expect("installed anew");
     crate::support::terminate(server(), &format!("query LIKE '%\"{schema}\"%'"));
     let error = refused_until_reconnected(&client).await;
     assert!(matches!(error, Error::Replaced { .. }), "{error:?}");
@@ -104,7 +104,7 @@ async fn schema_that_was_dropped_and_installed_again_is_another_store() {
 async fn refused_until_reconnected(client: &Client) -> Error {
     soon("the end of the old connection", async {
         loop {
-            match client.mutex("n").try_lock().await {
+            match client.mutex("n").try_lock().await.unless_held() {
                 Err(error @ Error::Replaced { .. }) => return error,
                 _ => tokio::time::sleep(std::time::Duration::from_millis(5)).await,
             }
@@ -158,14 +158,14 @@ async fn tls_is_used_with_the_servers_name_checked_and_never_silently_left_out()
     let ca = format!("sslmode=verify-full&sslrootcert={}", made.ca().display());
     let client = connect(url("localhost", &ca)).await.expect("connected");
     drop(client.mutex("n").lock().await.expect("a lease"));
-    let findings = client.examine().await.expect("an answer");
+    let findings = client.admin().examine().await.expect("an answer");
     let found = findings.iter().find(|finding| finding.subject == "encryption").expect("looked at");
     assert!(found.level == Level::Good && found.found.contains("TLS"), "{found:?}");
     let other = format!("sslmode=verify-full&sslrootcert={}", made.other_ca().display());
     let error = connect(url("localhost", &other)).await.expect_err("another authority");
-    assert!(error.to_string().contains("certificate"), "{error}");
+    assert!(error.with_sources().contains("certificate"), "{error}");
     let error = connect(url("localhost", "sslmode=verify-full")).await.expect_err("not known");
-    assert!(error.to_string().contains("certificate"), "{error}");
+    assert!(error.with_sources().contains("certificate"), "{error}");
     // Without TLS the server turns the client away; it does not try anything else.
     connect(url("localhost", "sslmode=disable")).await.expect_err("the server wants TLS");
     let error = connect(url("localhost", "sslmode=prefer")).await.expect_err("no such mode");
@@ -186,7 +186,7 @@ async fn the_server_is_known_by_its_name_and_not_by_another() {
         made.ca().display()
     );
     let error = connect(&url).await.expect_err("a certificate of somebody else");
-    assert!(error.to_string().contains("not valid for"), "{error}");
+    assert!(error.with_sources().contains("not valid for"), "{error}");
 }
 
 #[tokio::test]
@@ -219,7 +219,7 @@ async fn a_server_that_is_gone_is_unreachable_at_once() {
 async fn settings_that_break_promises_are_found_by_the_examination() {
     let server = Postgres::new().setting("synchronous_commit", "off").start().await.expect("one");
     let client = connect(server.url()).await.expect("connected");
-    let findings = client.examine().await.expect("an answer");
+    let findings = client.admin().examine().await.expect("an answer");
     let level = |subject: &str| {
         findings.iter().find(|finding| finding.subject == subject).expect("looked at").level
     };

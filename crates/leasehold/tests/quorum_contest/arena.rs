@@ -9,10 +9,10 @@ use std::collections::{BinaryHeap, HashMap};
 use std::time::Duration;
 
 use leasehold::clock::Moment;
-use leasehold::quorum::ballot::{Answer, Ballot, Order, Step, Terms};
-use leasehold::quorum::cause::Cause;
-use leasehold::quorum::clocks::NodeClocks;
-use leasehold::quorum::node_line::{NodeLine, Position, Seed, Waiting};
+use leasehold::error::NodeReason;
+use leasehold::internal::quorum::ballot::{Answer, Ballot, Order, Step, Terms};
+use leasehold::internal::quorum::clocks::NodeClocks;
+use leasehold::internal::quorum::node_line::{NodeLine, Position, Seed, Waiting};
 
 /// The start of the nodes' clocks, in microseconds: some day in 2026.
 const EPOCH: u64 = 1_790_000_000_000_000;
@@ -266,7 +266,7 @@ impl Arena {
                 if let Some(ballot) = &mut client.ballot
                     && client.sent[node] == number
                 {
-                    ballot.answered(node, Answer::Failed(Cause::Silent), now, NODE_TIMEOUT);
+                    ballot.answered(node, Answer::Failed(NodeReason::Silent), now, NODE_TIMEOUT);
                     self.drive(owner);
                 }
             }

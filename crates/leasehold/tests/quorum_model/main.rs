@@ -10,7 +10,7 @@ mod world;
 use stateright::{Checker, HasDiscoveries, Model, Property};
 
 use leasehold::clock::Moment;
-use leasehold::quorum::ballot::Step;
+use leasehold::internal::quorum::ballot::Step;
 use node::{Mode, Rejoin};
 use world::{Bounds, Fault, Load, NOW, Packet, Phase, Variant, World};
 

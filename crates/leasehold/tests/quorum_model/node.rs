@@ -1,7 +1,7 @@
 //! A node of the model: the library's own rule, the mistakes to be found, and forgetting.
 
-use leasehold::quorum::ballot::majority;
-use leasehold::quorum::node_line::{NodeLine, Position, Seed, Tenure, Waiting};
+use leasehold::internal::quorum::ballot::majority;
+use leasehold::internal::quorum::node_line::{NodeLine, Position, Seed, Tenure, Waiting};
 
 use crate::world::{Id, RETIRED, Variant, Verb};
 

@@ -7,10 +7,10 @@
 use std::time::Duration;
 
 use leasehold::clock::Moment;
-use leasehold::quorum::ballot::{Answer, Ballot, Order, Step, Terms, majority};
-use leasehold::quorum::cause::Cause;
-use leasehold::quorum::node_line::Position;
-use leasehold::quorum::tally::{RenewalTally, Renewed};
+use leasehold::error::NodeReason;
+use leasehold::internal::quorum::ballot::{Answer, Ballot, Order, Step, Terms, majority};
+use leasehold::internal::quorum::node_line::Position;
+use leasehold::internal::quorum::tally::{RenewalTally, Renewed};
 
 use crate::node::{Node, Rejoin};
 
@@ -478,7 +478,7 @@ impl World {
     pub(crate) fn silence(&mut self, bounds: &Bounds, variant: Variant, index: usize, at: usize) {
         let id = self.clients[index].id;
         let Phase::Asking(ballot) = &mut self.clients[index].phase else { return };
-        ballot.answered(at, Answer::Failed(Cause::Silent), NOW, Duration::ZERO);
+        ballot.answered(at, Answer::Failed(NodeReason::Silent), NOW, Duration::ZERO);
         self.silences_left -= 1;
         let is_awaited = |packet: &Packet| {
             packet.node == at
@@ -506,6 +506,6 @@ fn answer(position: Option<Position<Id>>) -> Answer {
             Answer::Waits { ahead: 0, better: better > 0, kept_until: KEPT_UNTIL }
         }
         Some(Position::Out { .. }) => Answer::Out { by: None },
-        None => Answer::Failed(Cause::Probation),
+        None => Answer::Failed(NodeReason::Probation),
     }
 }

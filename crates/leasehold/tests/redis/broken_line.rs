@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use leasehold::Mode;
 use leasehold::claim::{Claim, Released, Standing};
-use leasehold::engine::{Admin, Engine, Query, Wake};
+use leasehold::engine::{Administer, Engine, Query, Wake};
 use leasehold::redis::Redis;
 use leasehold_testkit::{Clock, Server, servers};
 
@@ -358,13 +358,13 @@ async fn line_that_cannot_be_read_is_named_and_hides_no_other_line() {
         assert_eq!(page.broken.len(), 1, "{how:?}");
         assert_eq!(page.broken[0].name.as_str(), "report", "{how:?}");
         assert_eq!(engine.totals().await.expect("an answer").active, 2, "{how:?}");
-        let error = one.show("report").await.expect_err("it cannot be read").to_string();
+        let error = one.line("report").await.expect_err("it cannot be read").to_string();
         assert!(error.contains("`report`") && error.contains("force-release"), "{error}");
-        let findings = one.examine().await.expect("an answer");
+        let findings = one.admin().examine().await.expect("an answer");
         assert!(about(&findings, "record").found.contains("`report`"), "{how:?}");
         // An order by fences takes nothing that it does not name. What is empty may go.
         let keys = told(&server, &["KEYS", "*report*"]);
-        let taken = one.force_release_fences("report", &[], "a test").await;
+        let taken = one.admin().force_release_fences("report", &[], "a test").await;
         assert!(taken.is_err() || taken.is_ok_and(|taken| taken.is_empty()), "{how:?}");
         let left = told(&server, &["KEYS", "*report*"]);
         assert!(left == keys || how[2].is_empty(), "{how:?}: {left}");
@@ -376,7 +376,7 @@ async fn line_that_cannot_be_read_is_named_and_hides_no_other_line() {
             let raw = told.contains("WRONGTYPE") || told.contains("script");
             assert!(!raw || told.contains("see `leasehold doctor`"), "{how:?}: {told}");
         }
-        one.force_release("report", "a test").await.expect("any name can be cleared");
+        one.admin().force_release("report", "a test").await.expect("any name can be cleared");
         if joined.is_ok() {
             engine.release(&[asked.key]).await.expect("an answer");
         }
@@ -385,7 +385,7 @@ async fn line_that_cannot_be_read_is_named_and_hides_no_other_line() {
         last_fence = held(&engine, &next).await;
         assert!(last_fence > fence, "{how:?}");
         released(&engine, &next).await;
-        let findings = one.examine().await.expect("an answer");
+        let findings = one.admin().examine().await.expect("an answer");
         assert!(findings.iter().all(|finding| finding.subject != "record"), "{how:?}");
     }
 }
@@ -399,7 +399,7 @@ async fn place_that_is_nobodys_keeps_no_name_from_being_cleared() {
     queued(&engine, &report(Mode::Exclusive)).await;
     told(&server, &["ZADD", ORDER, "0", "z"]);
     engine.inspect(&Query::all()).await.expect("it is shown");
-    one.force_release("report", "a test").await.expect("any name can be cleared");
-    one.force_release("report", "a test").await.expect("any name can be cleared");
+    one.admin().force_release("report", "a test").await.expect("any name can be cleared");
+    one.admin().force_release("report", "a test").await.expect("any name can be cleared");
     assert_eq!(told(&server, &["KEYS", "*report*"]), "");
 }

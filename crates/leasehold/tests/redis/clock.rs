@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use leasehold::engine::Level;
-use leasehold::{LeaseState, LostCause};
+use leasehold::{LeaseState, LockOptions, LostCause, UnlessHeld};
 use leasehold_testkit::{Clock, ClockDiary, Direction, Server, servers};
 
 use crate::redlock::counted_at;
@@ -28,26 +28,33 @@ async fn f40_server_clock_that_jumps_ahead_frees_locks_early_and_keeps_fences_in
     let lease = one.mutex("report").ttl(Duration::from_secs(4)).lock().await.expect("free");
     clock.set_ahead(HOUR).expect("the clock moves");
     // Both believe to hold now. Fences are for this case, and the page says so.
-    let next = two.mutex("report").ttl(LONG).try_lock().await.expect("an answer").expect("free");
+    let next = two
+        .mutex("report")
+        .ttl(LONG)
+        .try_lock()
+        .await
+        .unless_held()
+        .expect("an answer")
+        .expect("free");
     assert!(next.fence() > lease.fence());
     let cause = soon("the loss", lease.lost()).await;
     assert_eq!(cause, LostCause::TakenBy(two.holder().clone()), "found by its next renewal");
     let (at, by) = until_ahead(&diary).await;
     assert!(at.contains(&server.address().to_string()), "{at}");
     assert!(by > HOUR * 9 / 10 && by < HOUR * 11 / 10, "{by:?}");
-    let findings = one.examine().await.expect("an answer");
+    let findings = one.admin().examine().await.expect("an answer");
     let told = findings.iter().find(|finding| finding.level == Level::Bad).expect("a word of it");
     assert!(told.subject == "clock" && told.found.contains("ahead"), "{told:?}");
-    let findings = two.examine().await.expect("an answer");
+    let findings = two.admin().examine().await.expect("an answer");
     let finding = about(&findings, "clock");
     assert_eq!(finding.level, Level::Warning);
     assert!(finding.found.contains("ahead of"), "{finding:?}");
     // Back again: fences rise although the clock fell by an hour.
     clock.set_ahead(Duration::ZERO).expect("the clock moves");
-    two.force_release("report", "it would last an hour").await.expect("an answer");
+    two.admin().force_release("report", "it would last an hour").await.expect("an answer");
     let last = two.mutex("report").lock().await.expect("free");
     assert!(last.fence() > next.fence(), "{} after {}", last.fence(), next.fence());
-    let findings = two.examine().await.expect("an answer");
+    let findings = two.admin().examine().await.expect("an answer");
     assert_eq!(about(&findings, "clock").level, Level::Good);
 }
 
@@ -146,13 +153,16 @@ async fn f47_server_clock_that_stands_still_expires_nothing_and_waiter_and_docto
     let (clock, server) = clocked().await;
     let diary = ClockDiary::default();
     let (one, two) = (client(server.url()).await, diarist(&diary, server.url()).await);
-    let mutex = one.mutex("report").ttl(Duration::from_millis(500)).renew(false);
+    let mutex = one
+        .mutex("report")
+        .ttl(Duration::from_millis(500))
+        .options(LockOptions::new().renew(false));
     let lease = mutex.lock().await.expect("free");
     clock.freeze();
     assert_eq!(soon("the loss", lease.lost()).await, LostCause::Expired);
     assert_eq!(lease.state(), LeaseState::Lost, "the holder counts on its own clock");
     until("a word of the clock", async || {
-        let findings = two.examine().await.expect("an answer");
+        let findings = two.admin().examine().await.expect("an answer");
         let finding = about(&findings, "clock");
         finding.level == Level::Bad && finding.found == "stands still"
     })
@@ -161,7 +171,10 @@ async fn f47_server_clock_that_stands_still_expires_nothing_and_waiter_and_docto
     let at = until_frozen(&diary).await;
     assert!(at.contains(&server.address().to_string()), "{at}");
     assert!(waiter.is_waiting());
-    assert!(two.mutex("report").try_lock().await.expect("an answer").is_none(), "still there");
+    assert!(
+        two.mutex("report").try_lock().await.unless_held().expect("an answer").is_none(),
+        "still there"
+    );
     clock.thaw();
     assert!(waiter.granted().await.fence() > lease.fence());
 }
@@ -190,7 +203,7 @@ async fn f40_one_nodes_clock_that_jumps_ahead_is_named_and_frees_nothing() {
     }
     until_renewed(&lease).await;
     assert!(lease.is_held() && waiter.is_waiting(), "a majority keeps it");
-    let findings = one.examine().await.expect("an answer");
+    let findings = one.admin().examine().await.expect("an answer");
     let told = findings.iter().find(|finding| finding.subject == "clock").expect("a word of it");
     assert!(told.found.contains(&nodes[0].address().to_string()), "{told:?}");
     let fence = lease.fence();
@@ -215,7 +228,14 @@ async fn f40_a_majority_of_nodes_that_jumps_ahead_frees_early_and_keeps_fences_i
     let (one, two) = (diarist(&diary, &url).await, client(&url).await);
     let lease = one.mutex("report").ttl(Duration::from_secs(6)).lock().await.expect("free");
     clock.set_ahead(HOUR).expect("the clock moves");
-    let next = two.mutex("report").ttl(LONG).try_lock().await.expect("an answer").expect("free");
+    let next = two
+        .mutex("report")
+        .ttl(LONG)
+        .try_lock()
+        .await
+        .unless_held()
+        .expect("an answer")
+        .expect("free");
     assert!(next.fence() > lease.fence());
     soon("the loss", lease.lost()).await;
     until("word of every node", async || diary.entries().len() == 3).await;
@@ -231,7 +251,7 @@ async fn f47_waiter_and_doctor_report_a_node_whose_clock_stands_still() {
     clock.freeze();
     assert_eq!(until_frozen(&diary).await, nodes[0].address().to_string());
     let late = client(&url).await;
-    let findings = late.examine().await.expect("an answer");
+    let findings = late.admin().examine().await.expect("an answer");
     let told = findings.iter().find(|finding| finding.subject == "clock").expect("a word of it");
     assert!(told.found.contains("stood still"), "{told:?}");
     clock.thaw();

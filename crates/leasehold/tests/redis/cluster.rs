@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use leasehold::claim::{Note, Standing};
-use leasehold::engine::{Admin, Amend, Convert, Engine, Query, Resize};
+use leasehold::engine::{Administer, Amend, Convert, Engine, Query, Resize};
 use leasehold::error::Config;
 use leasehold::redis::Redis;
-use leasehold::{Error, Holder, LeaseState, LostCause, Mode, Released, Result};
+use leasehold::{Error, Holder, LeaseState, LostCause, Mode, Released, Result, UnlessHeld};
 use leasehold_testkit::{Group, Server, servers};
 
 use crate::support::*;
@@ -83,7 +83,7 @@ async fn migrate(group: &Group, from: &Server, slot: &str, half_way: impl AsyncF
 async fn f67_slot_moves_while_its_lock_is_held_and_waited_for() {
     let group = cluster().await;
     let (one, two) = (early_client(group.url()).await, client(group.url()).await);
-    let request = one.claim("report").ttl(Duration::from_secs(8));
+    let request = one.request("report").ttl(Duration::from_secs(8));
     let lease = request.acquire().await.expect("free");
     let waiter = Waiter::queue(&two, &two, "report", 0).await;
     let (from, slot) = place(&group, "lock:report");
@@ -97,14 +97,14 @@ async fn f67_slot_moves_while_its_lock_is_held_and_waited_for() {
     until_renewed(&lease).await;
     assert_eq!(lease.state(), LeaseState::Held);
     assert!(waiter.is_waiting());
-    let line = two.show("report").await.expect("an answer").expect("it is held");
+    let line = two.line("report").await.expect("an answer").expect("it is held");
     assert_eq!((line.held[0].fence, line.waiting.len()), (lease.fence(), 1));
     let fence = lease.fence();
     assert_eq!(lease.release().await.expect("an answer"), Released::Released);
     let next = waiter.granted().await;
     assert!(next.fence() > fence, "its counter moved with it");
     assert_eq!(next.release().await.expect("an answer"), Released::Released);
-    assert!(one.mutex("report").try_lock().await.expect("an answer").is_some());
+    assert!(one.mutex("report").try_lock().await.unless_held().expect("an answer").is_some());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -115,7 +115,7 @@ async fn f67_claim_in_the_middle_of_a_move_is_answered_after_it() {
     let (from, slot) = place(&group, "lock:report");
     let mut asked = None;
     migrate(&group, from, &slot, async || {
-        asked = Some(Waiter::start(one.claim("report").ttl(LONG)));
+        asked = Some(Waiter::start(one.request("report").ttl(LONG)));
         tokio::time::sleep(Duration::from_millis(50)).await;
     })
     .await;
@@ -225,7 +225,7 @@ async fn cluster_asks_for_its_password_at_every_node() {
         lease.release().await.expect("an answer");
         waiter.granted().await.release().await.expect("an answer");
     }
-    one.examine().await.expect("doctor gets through");
+    one.admin().examine().await.expect("doctor gets through");
     let wrong = group.url().replace("p%40ss%2F1", "wrong-one");
     assert_ne!(wrong, group.url());
     for url in [wrong.clone(), wrong.replace(":wrong-one@", "")] {
@@ -276,12 +276,15 @@ async fn f66_node_that_stalls_is_an_error_in_time_and_loses_the_lease_by_the_loc
     let (there, here) = (name_at(&group, stalled), name_at(&group, healthy));
     let lease = one.mutex(&there).ttl(Duration::from_secs(2)).lock().await.expect("free");
     stalled.stop_process().expect("it stops");
-    let error = soon("an answer", one.mutex(&there).try_lock()).await.expect_err("nobody answers");
+    let error = soon("an answer", one.mutex(&there).try_lock())
+        .await
+        .unless_held()
+        .expect_err("nobody answers");
     assert!(matches!(error, Error::Unreachable { .. }), "{error:?}");
     assert_eq!(soon("the loss", lease.lost()).await, LostCause::Unreachable);
     stalled.continue_process().expect("it goes on");
     for name in [&there, &here] {
-        until("an answer", async || one.mutex(name).try_lock().await.is_ok()).await;
+        until("an answer", async || one.mutex(name).try_lock().await.unless_held().is_ok()).await;
     }
     let next = soon("a grant", one.mutex(&there).lock()).await.expect("a grant");
     assert!(next.fence() > lease.fence());
@@ -321,6 +324,9 @@ async fn silent_node_of_a_cluster_holds_up_only_its_own_names() {
         let name = lease.name().to_string();
         assert_eq!(soon("an answer", lease.release()).await.expect("one"), Released::Released);
         let again = one.mutex(&name).ttl(LONG);
-        assert!(soon("an answer", again.try_lock()).await.expect("one").is_some(), "{name}");
+        assert!(
+            soon("an answer", again.try_lock()).await.unless_held().expect("one").is_some(),
+            "{name}"
+        );
     }
 }

@@ -3,7 +3,7 @@
 use futures_util::StreamExt;
 use leasehold::engine::{EventKind, Query};
 use leasehold::redis::Redis;
-use leasehold::{Error, Released};
+use leasehold::{Error, Released, UnlessHeld};
 use leasehold_testkit::{Certificates, servers};
 
 use crate::support::*;
@@ -26,7 +26,7 @@ async fn tls_with_a_known_authority_works_for_every_connection() {
     let waiter = Waiter::queue(&one, &two, "report", 0).await;
     assert_eq!(lease.release().await.expect("an answer"), Released::Released);
     assert!(waiter.granted().await.is_held());
-    two.examine().await.expect("doctor gets through");
+    two.admin().examine().await.expect("doctor gets through");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -38,12 +38,12 @@ async fn tls_is_refused_when_the_authority_or_the_name_is_wrong() {
     // Without a `ca` the client asks the system's authorities, which do not know this one.
     for url in [unknown.as_str(), url] {
         let error = refused(url).await;
-        assert!(error.to_string().contains("certificate"), "{error}");
+        assert!(error.with_sources().contains("certificate"), "{error}");
     }
     let elsewhere = Certificates::for_names(&["elsewhere.example"]).expect("certificates");
     let server = servers::Redis::new().tls(&elsewhere).start().await.expect("a server");
     let error = refused(&with_ca(server.url(), &elsewhere)).await;
-    assert!(error.to_string().contains("certificate"), "{error}");
+    assert!(error.with_sources().contains("certificate"), "{error}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -87,7 +87,7 @@ async fn tls_works_for_a_cluster_and_for_sentinels() {
         let waiter = Waiter::queue(&one, &two, "report", 0).await;
         lease.release().await.expect("an answer");
         let lease = waiter.granted().await;
-        assert_eq!(two.inspect(&Query::all()).await.expect("an answer").lines.len(), 1);
+        assert_eq!(two.admin().inspect(&Query::all()).await.expect("an answer").lines.len(), 1);
         assert_eq!(lease.release().await.expect("an answer"), Released::Released);
         refused(&format!("{plain}?connect_timeout_ms=1000")).await;
         let unknown = certificates.other_ca();
@@ -109,16 +109,16 @@ async fn socket_file_is_a_way_like_any_other() {
     lease.release().await.expect("an answer");
     assert!(waiter.granted().await.is_held());
     let other = client(format!("{url}?database=3")).await;
-    assert!(other.mutex("report").try_lock().await.expect("an answer").is_some());
+    assert!(other.mutex("report").try_lock().await.unless_held().expect("an answer").is_some());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn databases_share_neither_names_nor_events() {
     let server = server().await;
     let (zero, five) = (client(server.url()).await, client(format!("{}/5", server.url())).await);
-    let mut events = zero.watch(&Query::all()).await.expect("a watch");
+    let mut events = zero.admin().watch(&Query::all()).await.expect("a watch");
     let there = five.mutex("report").ttl(LONG).lock().await.expect("free");
-    let here = zero.mutex("report").ttl(LONG).try_lock().await.expect("an answer");
+    let here = zero.mutex("report").ttl(LONG).try_lock().await.unless_held().expect("an answer");
     let here = here.expect("another database has another line");
     let waiter = Waiter::queue(&five, &five, "report", 0).await;
     let event = soon("an event", events.next()).await.expect("no end").expect("an event");
@@ -138,12 +138,19 @@ async fn prefixes_share_neither_names_nor_events() {
     let server = server().await;
     let one = client(format!("{}?prefix=one:", server.url())).await;
     let two = client(format!("{}?prefix=two:", server.url())).await;
-    let mut events = one.watch(&Query::all()).await.expect("a watch");
+    let mut events = one.admin().watch(&Query::all()).await.expect("a watch");
     let there = two.mutex("report").ttl(LONG).lock().await.expect("free");
-    let here = one.mutex("report").ttl(LONG).try_lock().await.expect("an answer").expect("free");
+    let here = one
+        .mutex("report")
+        .ttl(LONG)
+        .try_lock()
+        .await
+        .unless_held()
+        .expect("an answer")
+        .expect("free");
     let event = soon("an event", events.next()).await.expect("no end").expect("an event");
     assert_eq!((event.kind, event.fence), (EventKind::Granted, here.fence()));
-    assert_eq!(two.inspect(&Query::all()).await.expect("an answer").lines.len(), 1);
+    assert_eq!(two.admin().inspect(&Query::all()).await.expect("an answer").lines.len(), 1);
     assert_eq!(told(&server, &["EXISTS", "one:report", "two:report"]), "2");
     drop((here, there));
 }

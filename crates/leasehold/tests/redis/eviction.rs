@@ -67,7 +67,7 @@ async fn f62_client_reports_a_later_policy_once_and_doctor_finds_it() {
     let told = word.all();
     assert!(matches!(&told[..], [(_, policy)] if policy == "volatile-ttl"), "once: {told:?}");
     assert!(told[0].0.contains(&server.address().to_string()), "{told:?}");
-    let findings = one.examine().await.expect("an answer");
+    let findings = one.admin().examine().await.expect("an answer");
     assert_eq!(about(&findings, "eviction").level, Level::Bad);
     assert_eq!(lease.state(), LeaseState::Held, "telling is all that is done");
     set_policy(&server, "noeviction");

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use leasehold::Mode;
 use leasehold::claim::{Claim, Standing};
 use leasehold::engine::{Engine, Query};
+use leasehold::{LockOptions, Mode};
 use leasehold_testkit::Server;
 
 use crate::support::*;
@@ -32,7 +32,8 @@ async fn fences_above_2_to_the_53_are_exact_and_rise_by_one() {
             queued(&engine, waiting).await;
         }
         let line = engine.inspect(&Query::all()).await.expect("an answer").lines.remove(0);
-        let seen: Vec<u64> = line.held.iter().chain(&line.waiting).map(|it| it.fence).collect();
+        let seen: Vec<u64> =
+            line.held.iter().chain(&line.waiting).map(|it| it.fence.as_u64()).collect();
         assert_eq!(seen, [start + 1, start + 2, start + 3, start + 4]);
         for (claim, fence) in [(one, 1), (two, 2), (three, 3), (other, 4)] {
             // A claim, a renewal and a repeated question all give it.
@@ -69,10 +70,13 @@ async fn fences_rise_across_release_expiry_flush_and_restart() {
     let one = client(server.url()).await;
     let mut last = 0;
     let mut rises = async |what: &str| {
-        let mutex = one.mutex("report").ttl(Duration::from_millis(100)).renew(false);
+        let mutex = one
+            .mutex("report")
+            .ttl(Duration::from_millis(100))
+            .options(LockOptions::new().renew(false));
         let lease = soon("a grant", mutex.lock()).await.expect("a grant");
         assert!(lease.fence() > last, "after {what}: {} after {last}", lease.fence());
-        last = lease.fence();
+        last = lease.fence().as_u64();
         lease
     };
     rises("nothing").await.release().await.expect("an answer");

@@ -26,7 +26,10 @@ async fn an_old_fence_neither_sets_nor_gets_and_an_equal_one_does_both() {
     assert_eq!(read, "two");
     let late = guard.get::<String>(&mut db, "k", old).await.expect_err("it was read since");
     let refused = late.refused().expect("a refusal");
-    assert_eq!((refused.given, refused.highest, refused.resource.as_str()), (old, new, "k"));
+    assert_eq!(
+        (refused.given, refused.highest, refused.resource.as_str()),
+        (old.into(), new.into(), "k")
+    );
     guard.set(&mut db, "other", "x", 1).await.expect("another resource");
     let plain: String = db.get("k").await.expect("an answer");
     assert_eq!(plain, "two");

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold::{Client, Mode, Released};
+use leasehold::{Client, LockOptions, Mode, Released, UnlessHeld};
 use leasehold_testkit::{Peer, PeerKind, Server};
 use rslock::LockManager;
 
@@ -118,7 +118,7 @@ impl Table {
 
     async fn ours_keeps_theirs_out(&mut self) {
         for mode in [Mode::Exclusive, Mode::Shared, Mode::Permits { take: 1, of: 2 }] {
-            let request = self.ours.claim(NAME).mode(mode).ttl(LONG);
+            let request = self.ours.request(NAME).mode(mode).ttl(LONG);
             let lease = request.acquire().await.expect("free");
             let token = self.value();
             assert!(!self.theirs.try_lock(THEIR_LONG).await, "{mode:?}");
@@ -148,7 +148,7 @@ impl Table {
     async fn ours_waits_for_their_release(&mut self) {
         assert!(self.theirs.try_lock(THEIR_LONG).await);
         let value = self.value();
-        assert!(self.ours.mutex(NAME).try_lock().await.expect("an answer").is_none());
+        assert!(self.ours.mutex(NAME).try_lock().await.unless_held().expect("an answer").is_none());
         let (first, second) = (
             Waiter::queue(&self.ours, &self.ours, NAME, 0).await,
             Waiter::queue(&self.ours, &self.ours, NAME, 1).await,
@@ -174,7 +174,11 @@ impl Table {
     }
 
     async fn theirs_follows_when_ours_expires(&mut self) {
-        let mutex = self.ours.mutex(NAME).ttl(Duration::from_millis(100)).renew(false);
+        let mutex = self
+            .ours
+            .mutex(NAME)
+            .ttl(Duration::from_millis(100))
+            .options(LockOptions::new().renew(false));
         let lease = mutex.lock().await.expect("free");
         soon("their turn", async {
             while !self.theirs.try_lock(THEIR_LONG).await {
@@ -188,7 +192,7 @@ impl Table {
         assert!(matches!(released, Released::TakenBy(_)), "{released:?}");
         assert_eq!(self.value(), value, "ours deleted theirs");
         assert!(self.theirs.release().await);
-        assert!(self.ours.mutex(NAME).try_lock().await.expect("an answer").is_some());
+        assert!(self.ours.mutex(NAME).try_lock().await.unless_held().expect("an answer").is_some());
     }
 
     async fn everything(mut self) {

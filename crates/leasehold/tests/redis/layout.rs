@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use leasehold::claim::{Claim, Released};
-use leasehold::engine::{Admin, Engine, Query};
+use leasehold::engine::{Administer, Engine, Query};
 use leasehold::error::Invalid;
-use leasehold::{Error, Mode};
+use leasehold::{Error, LockOptions, Mode, UnlessHeld};
 use leasehold_testkit::{Server, servers};
 
 use crate::support::*;
@@ -29,11 +29,9 @@ async fn foreign_value_of_any_type_means_busy_until_it_is_gone() {
         for ends in ["deleted", "expired"] {
             told(&server, put);
             for mode in [Mode::Exclusive, Mode::Shared, Mode::Permits { take: 1, of: 2 }] {
-                let tried = one.claim("report").mode(mode).try_acquire().await;
+                let tried = one.request("report").mode(mode).try_acquire().await.unless_held();
                 assert!(tried.expect("an answer").is_none(), "{kind} {mode:?}");
             }
-            let within = one.mutex("report").lock_within(Duration::from_millis(50)).await;
-            assert!(within.expect("an answer").is_none(), "{kind}");
             let waiter = Waiter::queue(&one, &one, "report", 0).await;
             assert_eq!(told(&server, &["TYPE", "lock:report"]), kind, "it was touched");
             assert!(waiter.is_waiting());
@@ -46,6 +44,16 @@ async fn foreign_value_of_any_type_means_busy_until_it_is_gone() {
             assert_eq!(told(&server, &["KEYS", "*report*"]), "", "{kind}");
         }
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn wait_for_a_foreign_lock_ends_at_its_limit() {
+    let server = server().await;
+    let one = client(server.url()).await;
+    told(&server, &["SET", "lock:report", "theirs"]);
+    let waited = one.mutex("report").lock_within(Duration::from_secs(3)).await.unless_held();
+    assert!(waited.expect("an answer").is_none(), "the foreign lock stays");
+    assert_eq!(told(&server, &["KEYS", "*report*"]), "lock:report");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -86,16 +94,16 @@ async fn foreign_lock_is_shown_and_can_be_force_released() {
     let server = server().await;
     let one = client(server.url()).await;
     told(&server, &["SET", "lock:report", "theirs", "PX", "60000"]);
-    let line = one.show("report").await.expect("an answer").expect("somebody holds it");
+    let line = one.line("report").await.expect("an answer").expect("somebody holds it");
     assert_eq!(line.held[0].holder.label(), "a client of another library");
     assert!(line.held[0].remaining > Duration::from_secs(50));
-    let evicted = one.force_release("report", "a test").await.expect("an answer");
+    let evicted = one.admin().force_release("report", "a test").await.expect("an answer");
     assert_eq!(evicted.len(), 1);
     assert_eq!(evicted[0].label(), "a client of another library");
     assert_eq!(told(&server, &["EXISTS", "lock:report"]), "0");
     told(&server, &["RPUSH", "lock:report", "theirs"]);
     let waiter = Waiter::queue(&one, &one, "report", 0).await;
-    one.force_release("report", "a test").await.expect("an answer");
+    one.admin().force_release("report", "a test").await.expect("an answer");
     assert!(waiter.granted().await.is_held());
 }
 
@@ -115,7 +123,7 @@ async fn our_exclusive_lock_is_a_string_that_ends_with_the_lease() {
     let next = waiter.granted().await;
     assert_ne!(told(&server, &["GET", "lock:report"]), token);
     next.release().await.expect("an answer");
-    let shared = one.claim("report").mode(Mode::Shared).ttl(LONG).acquire().await.expect("free");
+    let shared = one.request("report").mode(Mode::Shared).ttl(LONG).acquire().await.expect("free");
     assert_eq!(told(&server, &["GET", "lock:report"]), "leasehold:shared");
     shared.release().await.expect("an answer");
     assert_eq!(told(&server, &["KEYS", "*report*"]), "");
@@ -127,21 +135,32 @@ async fn empty_prefix_uses_names_as_they_are_and_keeps_its_own_keys_apart() {
     let one = client(format!("{}?prefix=", server.url())).await;
     let lease = one.mutex("report").ttl(LONG).lock().await.expect("free");
     assert_eq!(told(&server, &["TYPE", "report"]), "string");
-    assert!(one.show("report").await.expect("an answer").is_some());
+    assert!(one.line("report").await.expect("an answer").is_some());
     let reserved = ["leasehold:", "leasehold:line:report", "leasehold:fence:1", "leasehold:store:"];
     for name in reserved {
-        let error = one.mutex(name).try_lock().await.expect_err("it is ours");
+        let error = one.mutex(name).try_lock().await.unless_held().expect_err("it is ours");
         let Error::Invalid(Invalid::NameReserved { .. }) = error else { panic!("{error:?}") };
-        let error = one.force_release(name, "a test").await.expect_err("it is ours");
+        let error = one.admin().force_release(name, "a test").await.expect_err("it is ours");
         assert!(matches!(error, Error::Invalid(_)), "{error:?}");
     }
     for name in ["leasehold", "leasehol", "Leasehold:x", " leasehold:"] {
-        assert!(one.mutex(name).try_lock().await.expect("an answer").is_some(), "{name}");
+        assert!(
+            one.mutex(name).try_lock().await.unless_held().expect("an answer").is_some(),
+            "{name}"
+        );
     }
     lease.release().await.expect("an answer");
     // With a prefix of its own such a name is like any other.
     let other = client(server.url()).await;
-    assert!(other.mutex("leasehold:line:x").try_lock().await.expect("an answer").is_some());
+    assert!(
+        other
+            .mutex("leasehold:line:x")
+            .try_lock()
+            .await
+            .unless_held()
+            .expect("an answer")
+            .is_some()
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -151,10 +170,17 @@ async fn prefix_with_pattern_characters_means_itself() {
         let encoded: String = prefix.bytes().map(|byte| format!("%{byte:02X}")).collect();
         let one = client(format!("{}?prefix={encoded}", server.url())).await;
         for name in ["x*", "x?", "x[y]", "xyz"] {
-            drop(one.mutex(name).ttl(LONG).renew(false).lock().await.expect("free"));
+            drop(
+                one.mutex(name)
+                    .ttl(LONG)
+                    .options(LockOptions::new().renew(false))
+                    .lock()
+                    .await
+                    .expect("free"),
+            );
         }
         let lease = one.mutex("x*").ttl(LONG).lock().await.expect("free");
-        let page = one.inspect(&Query::prefix("x*")).await.expect("an answer");
+        let page = one.admin().inspect(&Query::prefix("x*")).await.expect("an answer");
         let names: Vec<_> = page.lines.iter().map(|line| line.name.as_str()).collect();
         assert_eq!(names, ["x*"], "{prefix}");
         assert_eq!(told(&server, &["EXISTS", &format!("{prefix}x*")]), "1");
@@ -208,7 +234,9 @@ async fn many_names_come_in_pages_by_scan() {
 async fn companions_of_an_expired_lock_expire_too() {
     let server = servers::Redis::new().start().await.expect("a server");
     let one = client(server.url()).await;
-    let request = |name: &str| one.claim(name).ttl(Duration::from_millis(100)).renew(false);
+    let request = |name: &str| {
+        one.request(name).ttl(Duration::from_millis(100)).options(LockOptions::new().renew(false))
+    };
     let alone = request("alone").acquire().await.expect("free");
     let shared = request("shared").mode(Mode::Shared).acquire().await.expect("free");
     soon("the end", alone.lost()).await;

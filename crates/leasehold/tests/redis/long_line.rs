@@ -9,7 +9,7 @@ use futures_util::stream::{self, StreamExt};
 use leasehold::Mode;
 use leasehold::claim::{Claim, Standing};
 use leasehold::engine::Engine;
-use leasehold::redis::open_redlock;
+use leasehold::redlock::Redlock;
 use leasehold_testkit::Server;
 
 use crate::redlock::{memory_only, url};
@@ -118,7 +118,7 @@ async fn scripts_of_a_node_read_as_little_of_a_line_of_ten_thousand_as_of_ten() 
     // One node is a quorum of one: the counts are those of a single node.
     let group = memory_only(1).await;
     let url = url(&group, "ttl_max_ms=600000&node_timeout_ms=60000");
-    let engine = soon("a store", open_redlock(&url)).await.expect("the store opens");
+    let engine = soon("a store", Redlock::open(&url)).await.expect("the store opens");
     // A refused try leaves the node after the answer.
     let [short, longer, longest] = at_three_lengths(&engine, &group.servers()[0], 6).await;
     assert_eq!(short, longer);

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use leasehold::claim::{Claim, Released, Standing};
 use leasehold::engine::Engine;
-use leasehold::{Client, Error, LeaseState, Mode};
+use leasehold::{Client, Error, LeaseState, Mode, UnlessHeld};
 use leasehold_testkit::Server;
 
 use crate::support::*;
@@ -67,13 +67,19 @@ async fn claims_are_refused_without_memory_and_granted_when_there_is_some() {
     warm_up(&one).await;
     starve(&server);
     for mode in [Mode::Exclusive, Mode::Shared, Mode::Permits { take: 1, of: 2 }] {
-        let error = one.claim("report").mode(mode).try_acquire().await.expect_err("no memory");
+        let error = one
+            .request("report")
+            .mode(mode)
+            .try_acquire()
+            .await
+            .unless_held()
+            .expect_err("no memory");
         assert!(matches!(error, Error::Store { transient: true, .. }), "{error:?}");
         assert!(error.to_string().contains("no memory left"), "{error}");
     }
     assert_eq!(told(&server, &["KEYS", "*report*"]), "");
     feed(&server);
-    assert!(one.mutex("report").try_lock().await.expect("an answer").is_some());
+    assert!(one.mutex("report").try_lock().await.unless_held().expect("an answer").is_some());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -113,7 +119,7 @@ async fn held_name_is_granted_to_nobody_else_when_the_memory_is_full_of_other_ke
             // A server that evicts nothing refuses the keys that do not fit.
             drop(server.redis(&["SET", &format!("other:{number}"), &value, "EX", "3600"]));
         }
-        let next = other.mutex("invoice").try_lock().await;
+        let next = other.mutex("invoice").try_lock().await.unless_held();
         assert!(!matches!(next, Ok(Some(_))), "{policy}: two hold");
         assert_eq!(told(&server, &["EXISTS", "lock:invoice"]), "1", "{policy}");
         lease.release().await.expect("releasing needs no memory");
@@ -130,8 +136,8 @@ async fn store_can_be_opened_and_looked_at_without_memory() {
     let builder = Client::builder();
     let late =
         soon("an answer", builder.connect(server.url())).await.expect("it was opened before");
-    assert!(late.show("report").await.expect("an answer").is_some());
-    let evicted = late.force_release("report", "a test").await.expect("it needs no memory");
+    assert!(late.line("report").await.expect("an answer").is_some());
+    let evicted = late.admin().force_release("report", "a test").await.expect("it needs no memory");
     assert_eq!(evicted.len(), 1);
     drop(lease);
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use leasehold::layer::retry::RetryPolicy;
-use leasehold::{Client, Error, LeaseState, LostCause, Released};
+use leasehold::{Client, Error, LeaseState, LostCause, Released, UnlessHeld};
 use leasehold_testkit::{AfterLoss, Direction};
 
 use crate::support::*;
@@ -24,8 +24,8 @@ async fn f06_lease_is_kept_while_connections_are_reset_again_and_again() {
         until_renewed(&lease).await;
         assert!(lease.is_held());
     }
-    assert!(other.mutex("report").try_lock().await.expect("an answer").is_none());
-    let seen = other.show("report").await.expect("an answer").expect("it is held");
+    assert!(other.mutex("report").try_lock().await.unless_held().expect("an answer").is_none());
+    let seen = other.line("report").await.expect("an answer").expect("it is held");
     assert_eq!(seen.held[0].fence, lease.fence());
     assert_eq!(lease.release().await.expect("an answer"), Released::Released);
 }
@@ -68,12 +68,12 @@ async fn f20_partition_shorter_than_the_ttl_keeps_the_lease() {
     proxy.block(Direction::Both);
     until("an uncertain lease", async || lease.state() != LeaseState::Held).await;
     assert_eq!(lease.state(), LeaseState::Uncertain);
-    assert!(other.mutex("report").try_lock().await.expect("an answer").is_none());
-    let before = lease.safe_until();
+    assert!(other.mutex("report").try_lock().await.unless_held().expect("an answer").is_none());
+    let before = lease.deadline();
     proxy.pass().await.expect("the proxy passes");
     until("a certain lease", async || lease.state() != LeaseState::Uncertain).await;
     assert_eq!(lease.state(), LeaseState::Held);
-    assert!(lease.safe_until() > before);
+    assert!(lease.deadline() > before);
     assert_eq!(lease.release().await.expect("an answer"), Released::Released);
 }
 
@@ -151,11 +151,11 @@ async fn lost_claim_answer(after: AfterLoss) {
     let lease = soon("a grant", one.mutex("report").ttl(LONG).lock()).await.expect("adopted");
     assert_eq!(proxy.traffic().replies_lost, 1);
     assert_eq!(script_calls(&server) - before, 2, "one claim, and one more with its token");
-    let seen = other.show("report").await.expect("an answer").expect("it is held");
+    let seen = other.line("report").await.expect("an answer").expect("it is held");
     assert_eq!((seen.held.len(), seen.waiting.len()), (1, 0));
     assert_eq!(seen.held[0].fence, lease.fence());
     assert_eq!(lease.release().await.expect("an answer"), Released::Released);
-    assert!(other.show("report").await.expect("an answer").is_none());
+    assert!(other.line("report").await.expect("an answer").is_none());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -192,7 +192,7 @@ async fn f24_lost_release_answer_is_harmless() {
         let released = soon("an answer", lease.release()).await.expect("an answer");
         // The first release took effect, so the second finds no claim.
         assert_eq!(released, Released::Released);
-        assert!(other.show("report").await.expect("an answer").is_none());
+        assert!(other.line("report").await.expect("an answer").is_none());
     }
     let lease = one.mutex("report").ttl(LONG).lock().await.expect("free");
     let waiter = Waiter::queue(&other, &other, "report", 0).await;
@@ -212,7 +212,7 @@ async fn f26_answer_slower_than_the_ttl_is_refused_and_cleaned() {
     warm_up(&one).await;
     proxy.delay(Direction::ToClient, Duration::from_millis(1_200));
     let mutex = one.mutex("report").ttl(Duration::from_millis(500));
-    let answer = soon("an answer", mutex.try_lock()).await;
+    let answer = soon("an answer", mutex.try_lock()).await.unless_held();
     assert!(matches!(answer, Err(Error::TooSlow { .. })), "{answer:?}");
     proxy.pass().await.expect("the proxy passes");
     until_free(&other, "report").await;
@@ -247,7 +247,7 @@ async fn f29_driver_repeats_nothing_by_itself() {
     let lease = one.mutex("report").ttl(LONG).lock().await.expect("free");
     let before = script_calls(&server);
     proxy.lose_reply_to(CALL, AfterLoss::Reset);
-    let asked = soon("an answer", one.mutex("report").ttl(LONG).try_lock()).await;
+    let asked = soon("an answer", one.mutex("report").ttl(LONG).try_lock()).await.unless_held();
     assert!(matches!(&asked, Err(Error::Unreachable { .. })), "{asked:?}");
     // The claim, and the one release with which the library removes it again.
     until("the release of the unsure claim", async || script_calls(&server) - before >= 2).await;
@@ -282,4 +282,21 @@ async fn f31_lease_is_lost_when_the_address_leads_to_another_server() {
     assert_eq!(told(&empty, &["EXISTS", "lock:report"]), "0", "a renewal puts nothing back");
     let next = client(empty.url()).await.mutex("report").lock().await.expect("free there");
     assert!(next.fence() > lease.fence());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn force_release_whose_answer_is_lost_names_the_holder() {
+    let server = server().await;
+    let proxy = proxy(&server).await;
+    let (holder, admin) = (client(server.url()).await, client(url_of(&proxy)).await);
+    // The server knows the script from then on.
+    assert!(admin.admin().force_release("report", "warm").await.expect("an answer").is_empty());
+    let lease = holder.mutex("report").ttl(LONG).lock().await.expect("free");
+    proxy.lose_reply_to("stuck", AfterLoss::Reset);
+    let from =
+        soon("an answer", admin.admin().force_release("report", "stuck")).await.expect("known");
+    assert_eq!(proxy.traffic().replies_lost, 1, "the answer got through");
+    assert_eq!(from, [holder.holder().clone()]);
+    assert!(admin.line("report").await.expect("an answer").is_none());
+    assert_ne!(lease.release().await.expect("an answer"), Released::Released);
 }

@@ -5,9 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use leasehold::engine::{Finding, Level};
-use leasehold::error::{Config, Invalid};
-use leasehold::quorum::cause::Cause;
-use leasehold::{Client, Error, Lease, LeaseState, LostCause, Released};
+use leasehold::error::{Invalid, NodeFailure, NodeReason};
+use leasehold::{Client, Error, Lease, LeaseState, LostCause, Released, UnlessHeld};
 use leasehold_testkit::servers::{self, Group};
 use leasehold_testkit::{Peer, PeerKind, Server};
 use tokio::task::JoinSet;
@@ -45,7 +44,7 @@ async fn client_of(group: &Group) -> Client {
 
 /// The findings of `doctor` about the vote of each node: whether it has one.
 pub(crate) async fn votes(client: &Client) -> Vec<bool> {
-    let findings = client.examine().await.expect("an answer");
+    let findings = client.admin().examine().await.expect("an answer");
     let votes = findings.iter().filter(|finding| finding.subject == "vote");
     votes.map(|finding: &Finding| finding.level == Level::Good).collect()
 }
@@ -75,10 +74,10 @@ async fn contest(group: &Group, contenders: usize) {
         let last = Arc::clone(&last);
         tasks.spawn(async move {
             let lease = client.mutex("contest").ttl(LONG).lock().await.expect("a grant");
-            let before = last.swap(lease.fence(), Ordering::SeqCst);
-            assert!(before < lease.fence(), "{before} came before {}", lease.fence());
+            let before = last.swap(lease.fence().as_u64(), Ordering::SeqCst);
+            assert!(before < lease.fence().as_u64(), "{before} came before {}", lease.fence());
             tokio::task::yield_now().await;
-            assert_eq!(last.load(Ordering::SeqCst), lease.fence(), "nobody came between");
+            assert_eq!(lease.fence(), last.load(Ordering::SeqCst), "nobody came between");
             assert_eq!(lease.release().await.expect("an answer"), Released::Released);
         });
     }
@@ -100,8 +99,9 @@ pub(crate) async fn counted_at(nodes: &[Server], client: &Client) -> Lease {
         let vote =
             |server: &Server| told(server, &["HGET", "leasehold:quorum:line:lock:report", "v"]);
         until("the last node", async || nodes.iter().all(|server| !vote(server).is_empty())).await;
-        let counts =
-            |server: &Server| vote(server).parse::<u64>().expect("a vote") <= lease.fence();
+        let counts = |server: &Server| {
+            vote(server).parse::<u64>().expect("a vote") <= lease.fence().as_u64()
+        };
         if nodes.iter().all(counts) {
             return lease;
         }
@@ -135,10 +135,16 @@ async fn f55_minority_that_is_dead_or_silent_holds_up_nobody() {
     silent.stop_process().expect("it stops");
     until_renewed(&lease).await;
     assert_eq!(lease.state(), LeaseState::Held);
-    assert!(soon("a refusal", two.mutex("report").try_lock()).await.expect("known").is_none());
+    assert!(
+        soon("a refusal", two.mutex("report").try_lock())
+            .await
+            .unless_held()
+            .expect("known")
+            .is_none()
+    );
     let other = soon("a grant", two.mutex("other").ttl(LONG).lock()).await.expect("free");
     assert_eq!(soon("an answer", other.release()).await.expect("known"), Released::Released);
-    let waiter = Waiter::start(two.claim("report").ttl(LONG));
+    let waiter = Waiter::start(two.request("report").ttl(LONG));
     let fence = lease.fence();
     assert_eq!(soon("an answer", lease.release()).await.expect("known"), Released::Released);
     assert!(waiter.granted().await.fence() > fence);
@@ -153,20 +159,23 @@ async fn f56_majority_that_is_down_grants_nothing_and_each_node_is_named() {
     let lease = one.mutex("report").ttl(Duration::from_secs(2)).lock().await.expect("free");
     group.servers()[0].kill().expect("it is killed");
     group.servers()[1].stop_process().expect("it stops");
-    let refused = soon("an answer", two.mutex("other").ttl(TTL).try_lock()).await;
+    let refused = soon("an answer", two.mutex("other").ttl(TTL).try_lock()).await.unless_held();
     let error = refused.expect_err("no majority");
     let text = error.to_string();
     for server in group.servers() {
         assert!(text.contains(&server.address().to_string()), "{text}");
     }
-    let Error::NoMajority { causes, .. } = &error else { panic!("{error:?}") };
+    let Error::NoMajority { nodes, .. } = &error else { panic!("{error:?}") };
     let cause = |server: &Server| {
         let address = server.address().to_string();
-        causes.iter().find(|(node, _)| *node == address).map(|(_, cause)| cause.clone())
+        nodes.iter().find(|failed| failed.node == address).map(|failed| failed.reason.clone())
     };
-    assert!(matches!(cause(&group.servers()[0]), Some(Cause::Unreachable { .. })), "{error:?}");
-    assert_eq!(cause(&group.servers()[1]), Some(Cause::Silent), "{error:?}");
-    assert_eq!(cause(&group.servers()[2]), Some(Cause::Granted), "{error:?}");
+    assert!(
+        matches!(cause(&group.servers()[0]), Some(NodeReason::Unreachable { .. })),
+        "{error:?}"
+    );
+    assert_eq!(cause(&group.servers()[1]), Some(NodeReason::Silent), "{error:?}");
+    assert_eq!(cause(&group.servers()[2]), Some(NodeReason::Granted), "{error:?}");
     assert_eq!(soon("the loss", lease.lost()).await, LostCause::Unreachable);
     group.servers()[1].continue_process().expect("it goes on");
 }
@@ -180,12 +189,13 @@ async fn f56_node_that_nobody_waits_for_is_not_called_silent() {
     for server in &group.servers()[..2] {
         server.kill().expect("it is killed");
     }
-    let refused = soon("an answer", two.mutex("other").ttl(TTL).try_lock()).await;
+    let refused = soon("an answer", two.mutex("other").ttl(TTL).try_lock()).await.unless_held();
     let error = refused.expect_err("no majority");
-    let Error::NoMajority { causes, .. } = &error else { panic!("{error:?}") };
+    let Error::NoMajority { nodes, .. } = &error else { panic!("{error:?}") };
     let stopped = group.servers()[2].address().to_string();
-    let not_awaited = (stopped.clone(), Cause::NotAwaited);
-    assert!(causes.contains(&not_awaited), "{error:?}");
+    let not_awaited =
+        |failed: &NodeFailure| failed.node == stopped && failed.reason == NodeReason::NotAwaited;
+    assert!(nodes.iter().any(not_awaited), "{error:?}");
     assert!(error.to_string().contains(&format!("{stopped}: not awaited")), "{error}");
     group.servers()[2].continue_process().expect("it goes on");
 }
@@ -198,7 +208,7 @@ async fn f57_node_that_restarts_empty_takes_no_part_and_is_repaired() {
     let lease = counted_everywhere(&group, &one).await;
     let node = &group.servers()[1];
     node.restart().await.expect("it restarts");
-    assert!(two.mutex("report").try_lock().await.expect("an answer").is_none());
+    assert!(two.mutex("report").try_lock().await.unless_held().expect("an answer").is_none());
     until("the repair", async || !told(node, &["GET", "lock:report"]).is_empty()).await;
     assert_eq!(lease.state(), LeaseState::Held);
     // The others make a majority; this node must not vote before the longest ttl has passed.
@@ -225,14 +235,15 @@ async fn f58_two_of_three_that_restart_empty_grant_nothing_before_the_longest_tt
     let begun = std::time::Instant::now();
     // The first question to each finds a connection that broke at the restart.
     until("two on probation", async || {
-        let refused = two.mutex("report").ttl(ttl).try_lock().await.expect_err("no majority");
-        let Error::NoMajority { causes, .. } = &refused else { panic!("{refused:?}") };
-        causes.iter().filter(|(_, cause)| *cause == Cause::Probation).count() == 2
+        let refused =
+            two.mutex("report").ttl(ttl).try_lock().await.unless_held().expect_err("no majority");
+        let Error::NoMajority { nodes, .. } = &refused else { panic!("{refused:?}") };
+        nodes.iter().filter(|failed| failed.reason == NodeReason::Probation).count() == 2
     })
     .await;
     let lease = soon("a grant after the longest ttl", async {
         loop {
-            match two.mutex("report").ttl(ttl).try_lock().await {
+            match two.mutex("report").ttl(ttl).try_lock().await.unless_held() {
                 Ok(Some(lease)) => return lease,
                 Ok(None) | Err(Error::NoMajority { .. }) => {}
                 Err(error) => panic!("{error}"),
@@ -259,7 +270,7 @@ async fn f50_node_that_restarted_empty_votes_again_after_the_longest_ttl() {
     let fence = client.mutex("report").ttl(ttl).lock().await.expect("free").fence();
     group.servers()[0].kill().expect("it is killed");
     until("the name to be free", async || {
-        client.show("report").await.expect("an answer").is_none()
+        client.line("report").await.expect("an answer").is_none()
     })
     .await;
     assert!(client.mutex("report").ttl(ttl).lock().await.expect("free").fence() > fence);
@@ -271,7 +282,7 @@ async fn f51_node_that_writes_once_a_second_counts_as_one_that_forgets() {
     let options = options.argument("--appendfsync").argument("everysec");
     let group = options.start_many(3).await.expect("servers start");
     let one = early_client(long_url(&group)).await;
-    let findings = one.examine().await.expect("an answer");
+    let findings = one.admin().examine().await.expect("an answer");
     let told = findings.iter().filter(|finding| finding.subject == "persistence");
     let levels: Vec<Level> = told.map(|finding| finding.level).collect();
     assert_eq!(levels, [Level::Warning; 3], "{findings:?}");
@@ -291,7 +302,7 @@ async fn f52_nodes_that_write_everything_down_keep_leases_and_vote_at_once() {
     for server in group.servers() {
         server.restart().await.expect("it restarts");
     }
-    assert!(two.mutex("report").try_lock().await.expect("an answer").is_none());
+    assert!(two.mutex("report").try_lock().await.unless_held().expect("an answer").is_none());
     assert_eq!(lease.state(), LeaseState::Held);
     let other = two.mutex("other").ttl(LONG).lock().await.expect("it votes at once");
     assert!(other.is_held());
@@ -324,7 +335,7 @@ async fn f61_flushed_scripts_are_brought_along_again() {
     flush();
     let lease = client.mutex("report").ttl(LONG).lock().await.expect("free");
     flush();
-    assert!(client.mutex("report").try_lock().await.expect("an answer").is_none());
+    assert!(client.mutex("report").try_lock().await.unless_held().expect("an answer").is_none());
     flush();
     assert_eq!(lease.release().await.expect("an answer"), Released::Released);
 }
@@ -379,7 +390,7 @@ async fn fences_under_fire(group: &Group, ttl: Duration, options: &str) -> Vec<u
                 }
             })
             .await;
-            fences.push(lease.fence());
+            fences.push(lease.fence().as_u64());
             // The client may learn here that a node lost the claim; then no other client had it
             // before.
             lease.release().await.expect("an answer");
@@ -420,8 +431,8 @@ async fn npm_redlock_and_this_one_exclude_and_wait_for_each_other() {
     assert!(!peer.try_lock("report", long).await.expect("an answer"), "ours is held");
     assert_eq!(lease.release().await.expect("an answer"), Released::Released);
     assert!(peer.lock("report", long, Duration::from_secs(20)).await.expect("an answer"));
-    assert!(client.mutex("report").try_lock().await.expect("an answer").is_none());
-    let waiter = Waiter::start(client.claim("report").ttl(LONG));
+    assert!(client.mutex("report").try_lock().await.unless_held().expect("an answer").is_none());
+    let waiter = Waiter::start(client.request("report").ttl(LONG));
     until_waiting(&client, "report", 1).await;
     assert!(waiter.is_waiting());
     assert!(peer.release("report").await.expect("an answer"));
@@ -440,8 +451,8 @@ async fn value_of_any_type_at_a_minority_of_lock_keys_excludes_nobody_and_at_two
     assert_eq!(lease.release().await.expect("an answer"), Released::Released);
     until_released(&group.servers()[1..]).await;
     told(&group.servers()[1], &["HSET", "lock:report", "odd", "1"]);
-    assert!(client.mutex("report").try_lock().await.expect("an answer").is_none());
-    let waiter = Waiter::start(client.claim("report").ttl(LONG));
+    assert!(client.mutex("report").try_lock().await.unless_held().expect("an answer").is_none());
+    let waiter = Waiter::start(client.request("report").ttl(LONG));
     until_waiting(&client, "report", 1).await;
     told(&group.servers()[1], &["DEL", "lock:report"]);
     assert!(waiter.granted().await.is_held());
@@ -470,7 +481,8 @@ async fn acquire_and_release_of_a_free_name_are_one_call_at_each_node() {
 async fn ttl_above_the_longest_is_refused() {
     let group = memory_only(3).await;
     let client = client(url(&group, "")).await;
-    let refused = client.mutex("report").ttl(Duration::from_secs(61)).try_lock().await;
+    let refused =
+        client.mutex("report").ttl(Duration::from_secs(61)).try_lock().await.unless_held();
     assert!(matches!(refused, Err(Error::Invalid(Invalid::TtlAboveStore { .. }))), "{refused:?}");
 }
 
@@ -490,16 +502,16 @@ async fn quorum_refuses_by_name_the_calls_it_cannot_do_and_still_shows_leaders()
     use futures_util::StreamExt as _;
     let group = memory_only(3).await;
     let (one, two) = (client_of(&group).await, client_of(&group).await);
-    let unsupported = |error: &Error| matches!(error, Error::Config(Config::Unsupported { .. }));
+    let unsupported = |error: &Error| matches!(error, Error::Unsupported { .. });
     let ran = one.once("job", TTL).run(async |_| Ok::<(), String>(())).await;
     assert!(ran.as_ref().is_err_and(unsupported), "{ran:?}");
     let read = one.rwlock("catalogue").read().await;
     assert!(read.as_ref().is_err_and(unsupported), "{read:?}");
     let permit = one.semaphore("uploads", 2).acquire().await;
     assert!(permit.as_ref().is_err_and(unsupported), "{permit:?}");
-    let resized = one.resize("uploads", 2).await;
+    let resized = one.admin().resize("uploads", 2).await;
     assert!(resized.as_ref().is_err_and(unsupported), "{resized:?}");
-    assert!(one.show("job").await.expect("an answer").is_none(), "nothing was left");
+    assert!(one.line("job").await.expect("an answer").is_none(), "nothing was left");
 
     let mut leaders = two.election("office").observe().await.expect("a stream");
     assert!(leaders.next().await.expect("endless").expect("read").is_none());

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use leasehold::engine::Query;
 use leasehold::error::Config;
-use leasehold::{Client, Error, Released};
+use leasehold::{Client, Error, Released, UnlessHeld};
 use leasehold_testkit::servers::{self, Group};
 use leasehold_testkit::{Certificates, Server};
 
@@ -31,11 +31,11 @@ async fn refused(url: &str) -> Error {
 async fn works(url: &str) {
     let (one, two) = (client(url).await, client(url).await);
     let lease = one.mutex("report").lock().await.expect("free");
-    let waiter = Waiter::start(two.claim("report"));
+    let waiter = Waiter::start(two.request("report"));
     until_waiting(&one, "report", 1).await;
     assert_eq!(lease.release().await.expect("an answer"), Released::Released);
     assert!(waiter.granted().await.is_held());
-    two.examine().await.expect("doctor gets through");
+    two.admin().examine().await.expect("doctor gets through");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -49,12 +49,12 @@ async fn tls_to_every_node_works_and_is_checked() {
     // Without a `ca` the client asks the system's authorities, which do not know this one.
     for options in [unknown.as_str(), ""] {
         let error = refused(&url("redlocks", "", &group, options)).await;
-        assert!(error.to_string().contains("certificate"), "{error}");
+        assert!(error.with_sources().contains("certificate"), "{error}");
     }
     let elsewhere = Certificates::for_names(&["elsewhere.example"]).expect("certificates");
     let group = servers::Redis::new().tls(&elsewhere).start_many(3).await.expect("servers start");
     let error = refused(&url("redlocks", "", &group, &ca(elsewhere.ca()))).await;
-    assert!(error.to_string().contains("certificate"), "{error}");
+    assert!(error.with_sources().contains("certificate"), "{error}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -118,14 +118,22 @@ fn give(server: &Server, rules: &[String]) {
 async fn round(group: &Group, one: &Client, two: &Client) {
     let [first, second, third] = group.servers() else { panic!("three nodes") };
     let lease = one.mutex("report").ttl(TTL_MAX).lock().await.expect("free");
-    assert!(two.mutex("report").ttl(TTL_MAX).try_lock().await.expect("an answer").is_none());
-    let waiters = [two.claim("report").ttl(TTL_MAX), two.claim("report").ttl(TTL_MAX)];
+    assert!(
+        two.mutex("report")
+            .ttl(TTL_MAX)
+            .try_lock()
+            .await
+            .unless_held()
+            .expect("an answer")
+            .is_none()
+    );
+    let waiters = [two.request("report").ttl(TTL_MAX), two.request("report").ttl(TTL_MAX)];
     let [waiter, left] = waiters.map(Waiter::start);
     until_waiting(one, "report", 2).await;
     until_renewed(&lease).await;
     drop(left);
     until_waiting(one, "report", 1).await;
-    assert_eq!(one.inspect(&Query::all()).await.expect("an answer").lines.len(), 1);
+    assert_eq!(one.admin().inspect(&Query::all()).await.expect("an answer").lines.len(), 1);
     lease.release().await.expect("an answer");
     waiter.granted().await.release().await.expect("an answer");
     // The next renewal gives the claim back to a node that lost it.
@@ -133,7 +141,7 @@ async fn round(group: &Group, one: &Client, two: &Client) {
     let repaired = async || !told(first, &["GET", "lock:report"]).is_empty();
     told(first, &["DEL", "lock:report"]);
     until("the repair", repaired).await;
-    one.force_release("report", "a test").await.expect("an answer");
+    one.admin().force_release("report", "a test").await.expect("an answer");
     drop(lease);
     // The client waits for a key of another library.
     for server in [second, third] {
@@ -187,7 +195,10 @@ async fn a_right_that_a_node_lacks_is_named() {
     }
     let url = url("redlock", &format!("locks:{PASSWORD}@"), &group, "");
     let client = client(&url).await;
-    let error = soon("a refusal", client.mutex("report").try_lock()).await.expect_err("no right");
+    let error = soon("a refusal", client.mutex("report").try_lock())
+        .await
+        .unless_held()
+        .expect_err("no right");
     assert!(matches!(error, Error::Config(Config::Denied { .. })), "{error:?}");
     assert!(!error.is_transient() && !error.to_string().contains(PASSWORD), "{error}");
 }

@@ -41,7 +41,7 @@ async fn record_that_nodes_cannot_read_is_named_hides_no_other_and_is_cleared() 
             let case = format!("{how:?} at {damaged}");
             let lease = mutex("report").lock().await.expect("free");
             assert!(lease.fence() > last_fence, "{case}");
-            last_fence = lease.fence();
+            last_fence = lease.fence().as_u64();
             // The third node may receive the lease after the grant.
             until("a record at each node", async || {
                 group.servers().iter().all(|server| told(server, &["EXISTS", "lock:report"]) == "1")
@@ -50,20 +50,21 @@ async fn record_that_nodes_cannot_read_is_named_hides_no_other_and_is_cleared() 
             for server in &group.servers()[..damaged] {
                 damage(server, how);
             }
-            let page = client.inspect(&Query::all()).await.expect("the others are shown");
+            let page = client.admin().inspect(&Query::all()).await.expect("the others are shown");
             let names: Vec<&str> = page.lines.iter().map(|line| line.name.as_str()).collect();
             assert!(names.contains(&"a") && names.contains(&"z"), "{case}: {names:?}");
             assert_eq!(names.contains(&"report"), damaged < 3, "{case}: {names:?}");
             let broken: Vec<&str> = page.broken.iter().map(|line| line.name.as_str()).collect();
             assert_eq!(broken, ["report"], "{case}");
-            let active = client.store_stats().await.expect("an answer").active;
+            let active = client.admin().store_stats().await.expect("an answer").active;
             assert_eq!(active, names.len() as u64, "{case}");
-            let findings = client.examine().await.expect("an answer");
+            let findings = client.admin().examine().await.expect("an answer");
             assert!(about(&findings, "record").found.contains("`report`"), "{case}");
-            let cleared = client.force_release("report", "a test").await.expect("an answer");
+            let cleared =
+                client.admin().force_release("report", "a test").await.expect("an answer");
             assert!(!cleared.is_empty(), "{case}");
             drop(lease);
-            let page = client.inspect(&Query::all()).await.expect("an answer");
+            let page = client.admin().inspect(&Query::all()).await.expect("an answer");
             assert!(page.broken.is_empty(), "{case}: {page:?}");
         }
     }

@@ -29,7 +29,7 @@ async fn f50_node_that_restarted_empty_copies_counters_ahead_of_the_clock_exactl
     let client = client(url(&group, &format!("ttl_max_ms={}", ttl.as_millis()))).await;
     let fence = async || {
         let lease = client.mutex("report").ttl(ttl).lock().await.expect("free");
-        let fence = lease.fence();
+        let fence = lease.fence().as_u64();
         lease.release().await.expect("an answer");
         until_released(group.servers()).await;
         fence

@@ -6,8 +6,8 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use leasehold::claim::{Claim, ClaimKey, Token};
 use leasehold::engine::Engine;
-use leasehold::redis::open_redlock;
-use leasehold::{Error, LeaseState, Mode, Name, Released};
+use leasehold::redlock::Redlock;
+use leasehold::{Error, LeaseState, LockOptions, Mode, Name, Released, UnlessHeld};
 use leasehold_testkit::{Server, servers};
 
 use crate::redlock::{long_url, memory_only, until_released, url};
@@ -34,7 +34,8 @@ async fn starve(nodes: &[Server], url: &str) {
     until_renewed(&lease).await;
     assert_eq!(lease.state(), LeaseState::Held);
     assert!(waiter.is_waiting());
-    let refused = plain.mutex("other").ttl(TTL).try_lock().await.expect_err("no memory");
+    let refused =
+        plain.mutex("other").ttl(TTL).try_lock().await.unless_held().expect_err("no memory");
     assert!(matches!(refused, Error::Store { .. } | Error::NoMajority { .. }), "{refused:?}");
     assert!(refused.is_transient(), "{refused:?}");
     let fence = lease.fence();
@@ -48,7 +49,9 @@ async fn starve(nodes: &[Server], url: &str) {
     })
     .await;
     limit(nodes, "0");
-    assert!(plain.mutex("other").ttl(TTL).try_lock().await.expect("an answer").is_some());
+    assert!(
+        plain.mutex("other").ttl(TTL).try_lock().await.unless_held().expect("an answer").is_some()
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -92,7 +95,7 @@ fn others(server: &Server) -> Vec<String> {
 async fn one_off_names_leave_a_bounded_number_of_counters_at_each_node() {
     let group = memory_only(3).await;
     let url = url(&group, "ttl_max_ms=600000&node_timeout_ms=60000");
-    let engine = soon("a store", open_redlock(&url)).await.expect("the store opens");
+    let engine = soon("a store", Redlock::open(&url)).await.expect("the store opens");
     let before: Vec<Vec<String>> = group.servers().iter().map(others).collect();
     use_once(&engine, 10_000).await;
     until_released(group.servers()).await;
@@ -120,7 +123,12 @@ async fn one_off_names_leave_at_most_a_counter_for_each_slot_of_a_cluster() {
 async fn hold_above_the_longest_ttl_is_refused_with_the_name_of_its_setting() {
     let group = memory_only(3).await;
     let client = client(url(&group, "ttl_max_ms=5000")).await;
-    let held = client.mutex("report").hold_at_least(Duration::from_secs(3_600)).try_lock().await;
+    let held = client
+        .mutex("report")
+        .options(LockOptions::new().hold_at_least(Duration::from_secs(3_600)))
+        .try_lock()
+        .await
+        .unless_held();
     let refused = held.expect_err("the nodes keep nothing for that long").to_string();
     assert!(refused.contains("raise `ttl_max_ms` in the store's url"), "{refused}");
 }

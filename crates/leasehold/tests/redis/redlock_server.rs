@@ -4,8 +4,8 @@ use std::fs;
 use std::time::Duration;
 
 use leasehold::engine::Level;
-use leasehold::quorum::cause::Cause;
-use leasehold::{Error, LeaseState, LostCause, Released};
+use leasehold::error::{NodeFailure, NodeReason};
+use leasehold::{Error, LeaseState, LostCause, Released, UnlessHeld};
 use leasehold_testkit::Server;
 
 use crate::redlock::{TTL, counted_everywhere, long_url, memory_only, url};
@@ -25,7 +25,7 @@ async fn f62_node_that_may_evict_any_key_is_refused_by_default() {
     warm_up(&allowed).await;
     // `doctor` reports it to clients that connected before.
     for client in [&early, &allowed] {
-        let findings = client.examine().await.expect("an answer");
+        let findings = client.admin().examine().await.expect("an answer");
         let evicts = |address: String| {
             let about = |finding: &&leasehold::engine::Finding| {
                 finding.found.contains(&address) && finding.level == Level::Bad
@@ -61,7 +61,7 @@ async fn f64_one_node_that_stops_writing_holds_up_nobody() {
     stop_writes(&group.servers()[2]).await;
     until_renewed(&lease).await;
     assert_eq!(lease.state(), LeaseState::Held);
-    let waiter = Waiter::start(two.claim("report").ttl(TTL));
+    let waiter = Waiter::start(two.request("report").ttl(TTL));
     until_waiting(&one, "report", 1).await;
     let fence = lease.fence();
     assert_eq!(lease.release().await.expect("an answer"), Released::Released);
@@ -78,18 +78,20 @@ async fn f64_majority_that_stops_writing_refuses_and_the_lease_is_lost_in_time()
     for server in stopped {
         stop_writes(server).await;
     }
-    let error = two.mutex("other").ttl(ttl).try_lock().await.expect_err("no majority");
-    let Error::NoMajority { causes, .. } = &error else { panic!("{error:?}") };
+    let error =
+        two.mutex("other").ttl(ttl).try_lock().await.unless_held().expect_err("no majority");
+    let Error::NoMajority { nodes, .. } = &error else { panic!("{error:?}") };
     assert!(error.is_transient() && error.to_string().contains("MISCONF"), "{error}");
-    let refused = |(_, cause): &&(String, Cause)| matches!(cause, Cause::Unreachable { .. });
-    assert_eq!(causes.iter().filter(refused).count(), 2, "{error}");
+    let refused = |failed: &&NodeFailure| matches!(failed.reason, NodeReason::Unreachable { .. });
+    assert_eq!(nodes.iter().filter(refused).count(), 2, "{error}");
     // The third may answer first, or the client may not wait for it after two refusals. The error
     // never calls it silent.
     let third = group.servers()[2].address().to_string();
-    let well = |(node, cause): &(String, Cause)| {
-        *node == third && matches!(cause, Cause::Granted | Cause::NotAwaited)
+    let well = |failed: &NodeFailure| {
+        failed.node == third
+            && matches!(failed.reason, NodeReason::Granted | NodeReason::NotAwaited)
     };
-    assert!(causes.iter().any(well), "{error}");
+    assert!(nodes.iter().any(well), "{error}");
     until("an uncertain lease", async || lease.state() != LeaseState::Held).await;
     let cause = soon("the loss", lease.lost()).await;
     assert!(matches!(cause, LostCause::Expired | LostCause::Unreachable), "{cause:?}");
@@ -111,7 +113,7 @@ async fn f66_one_node_that_stalls_holds_up_nobody() {
     told(&group.servers()[0], &["CLIENT", "PAUSE", "120000", "ALL"]);
     until_renewed(&lease).await;
     assert_eq!(lease.state(), LeaseState::Held);
-    let waiter = Waiter::start(two.claim("report").ttl(TTL));
+    let waiter = Waiter::start(two.request("report").ttl(TTL));
     until_waiting(&one, "report", 1).await;
     let fence = lease.fence();
     assert_eq!(soon("an answer", lease.release()).await.expect("known"), Released::Released);
@@ -177,14 +179,18 @@ async fn f54_node_that_is_a_replica_holds_up_nobody_and_two_refuse() {
     assert_eq!(told(&replicas[0], &["EXISTS", "lock:other"]), "0");
     assert_eq!(other.release().await.expect("an answer"), Released::Released);
     make_replica(&replicas[1]);
-    let error = two.mutex("other").ttl(TTL).try_lock().await.expect_err("no majority");
-    let Error::NoMajority { causes, .. } = &error else { panic!("{error:?}") };
+    let error =
+        two.mutex("other").ttl(TTL).try_lock().await.unless_held().expect_err("no majority");
+    let Error::NoMajority { nodes, .. } = &error else { panic!("{error:?}") };
     assert!(error.is_transient() && error.to_string().contains("READONLY"), "{error}");
     for server in replicas {
         let address = server.address().to_string();
-        let cause = causes.iter().find(|(node, _)| *node == address).map(|(_, cause)| cause);
-        assert!(matches!(cause, Some(Cause::Unreachable { .. })), "{error:?}");
+        let failed = nodes.iter().find(|failed| failed.node == address);
+        let reason = failed.map(|failed| &failed.reason);
+        assert!(matches!(reason, Some(NodeReason::Unreachable { .. })), "{error:?}");
         told(server, &["REPLICAOF", "NO", "ONE"]);
     }
-    assert!(two.mutex("other").ttl(TTL).try_lock().await.expect("an answer").is_some());
+    assert!(
+        two.mutex("other").ttl(TTL).try_lock().await.unless_held().expect("an answer").is_some()
+    );
 }

@@ -1,7 +1,7 @@
 //! Waiting for a majority of nodes: bells that do not arrive, and how many claims wake.
 
 use leasehold::layer::chaos::{Chaos, Trouble, Verb};
-use leasehold::redis::open_redlock;
+use leasehold::redlock::Redlock;
 use leasehold::{Client, Released};
 use leasehold_testkit::servers::{self, Group};
 
@@ -64,7 +64,7 @@ async fn f110_waiter_that_hears_no_node_is_granted_by_its_heartbeat() {
 async fn f111_waiter_asks_every_node_when_its_mailboxes_come_back() {
     let (group, url) = deafening().await;
     let holder = client(long_url(&group)).await;
-    let (chaos, engine) = (Chaos::default(), open_redlock(&url).await.expect("the store opens"));
+    let (chaos, engine) = (Chaos::default(), Redlock::open(&url).await.expect("the store opens"));
     let waiting = Client::builder().engine(chaos.trouble(engine)).expect("a client");
     let lease = holder.mutex("report").ttl(LONG).lock().await.expect("free");
     let own = opened_mailboxes(&group).await;
@@ -116,7 +116,7 @@ async fn f116_one_release_wakes_one_of_two_hundred() {
         clients.push(client(&url).await);
     }
     let waiters: Vec<Waiter> = (0..WAITERS)
-        .map(|number| Waiter::start(clients[number % 4].claim("report").ttl(LONG)))
+        .map(|number| Waiter::start(clients[number % 4].request("report").ttl(LONG)))
         .collect();
     until_waiting(&holder, "report", WAITERS).await;
     let [first, ..] = group.servers() else { panic!("three nodes") };

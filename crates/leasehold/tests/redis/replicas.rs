@@ -41,10 +41,10 @@ async fn grant_is_on_the_replicas_that_were_asked_for() {
         }
         assert_eq!(lease.release().await.expect("an answer"), Released::Released);
     }
-    let findings = one.examine().await.expect("an answer");
+    let findings = one.admin().examine().await.expect("an answer");
     assert_eq!(about(&findings, "replicas").level, Level::Good);
     let other = client(master.url()).await;
-    let findings = other.examine().await.expect("an answer");
+    let findings = other.admin().examine().await.expect("an answer");
     assert_eq!(about(&findings, "replicas").level, Level::Warning);
 }
 
@@ -57,7 +57,7 @@ async fn too_few_replicas_refuse_and_leave_nothing() {
         let error = one.mutex("report").ttl(LONG).lock().await.expect_err("too few");
         assert!(matches!(error, Error::Store { transient: true, .. }), "{error:?}");
         assert!(error.to_string().contains("of 2 replicas"), "{error}");
-        assert!(other.show("report").await.expect("an answer").is_none());
+        assert!(other.line("report").await.expect("an answer").is_none());
         assert_eq!(told(&master, &["KEYS", "*report*"]), "");
     }
 }
@@ -81,7 +81,7 @@ async fn rung_waiter_is_granted_only_when_the_replicas_have_it() {
     replicas[0].stop_process().expect("it stops");
     let lease = holder.mutex("report").ttl(LONG).lock().await.expect("free");
     let impatient = plain_client(waiting_for(&master, 1)).await;
-    let waiter = Waiter::start(impatient.claim("report").ttl(LONG));
+    let waiter = Waiter::start(impatient.request("report").ttl(LONG));
     until_waiting(&holder, "report", 1).await;
     let behind = Waiter::queue(&holder, &holder, "report", 1).await;
     lease.release().await.expect("an answer");

@@ -6,7 +6,7 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use leasehold::claim::{Claim, Mode, Note, Renewal};
 use leasehold::engine::{
-    Admin, Amend, Convert, Counting, Counts, Engine, Level, Notice, Query, Resize, Wait,
+    Administer, Amend, Convert, Counting, Counts, Engine, Level, Notice, Query, Resize, Wait,
     WaitNotices, Watch,
 };
 use leasehold::error::Config;

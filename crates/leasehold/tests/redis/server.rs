@@ -4,9 +4,9 @@ use std::fs;
 use std::time::Duration;
 
 use leasehold::claim::Standing;
-use leasehold::engine::{Admin, Engine, Level, Query};
+use leasehold::engine::{Administer, Engine, Level, Query};
 use leasehold::layer::retry::RetryPolicy;
-use leasehold::{Client, Error, LeaseState, LostCause, Mode, Released};
+use leasehold::{Client, Error, LeaseState, LostCause, Mode, Released, UnlessHeld};
 
 use crate::support::*;
 
@@ -93,12 +93,12 @@ async fn f62_server_that_may_evict_a_lock_is_refused_by_default() {
         assert!(text.contains(policy) && text.contains("allow_eviction=yes"), "{text}");
         assert!(text.contains("set `noeviction`, or"), "{text}");
         let allowed = client(format!("{}?allow_eviction=yes", server.url())).await;
-        let findings = allowed.examine().await.expect("an answer");
+        let findings = allowed.admin().examine().await.expect("an answer");
         assert_eq!(about(&findings, "eviction").level, Level::Bad);
         warm_up(&allowed).await;
     }
     told(&server, &["CONFIG", "SET", "maxmemory-policy", "noeviction"]);
-    let findings = client(server.url()).await.examine().await.expect("an answer");
+    let findings = client(server.url()).await.admin().examine().await.expect("an answer");
     assert_eq!(about(&findings, "eviction").level, Level::Good);
 }
 
@@ -114,7 +114,7 @@ async fn f64_server_that_cannot_write_its_snapshot_refuses_and_the_lease_is_lost
     told(&server, &["BGSAVE"]);
     let info = || told(&server, &["INFO", "persistence"]);
     until("a failed snapshot", async || info().contains("rdb_last_bgsave_status:err")).await;
-    let error = two.mutex("other").try_lock().await.expect_err("refused");
+    let error = two.mutex("other").try_lock().await.unless_held().expect_err("refused");
     assert!(matches!(error, Error::Store { transient: true, .. }), "{error:?}");
     assert!(error.to_string().contains("MISCONF"), "{error}");
     until("an uncertain lease", async || lease.state() != LeaseState::Held).await;
@@ -125,7 +125,8 @@ async fn f64_server_that_cannot_write_its_snapshot_refuses_and_the_lease_is_lost
     fs::remove_dir(&file).expect("the folder is empty");
     told(&server, &["BGSAVE"]);
     until("a snapshot", async || info().contains("rdb_last_bgsave_status:ok")).await;
-    let next = two.mutex("report").try_lock().await.expect("an answer").expect("free");
+    let next =
+        two.mutex("report").try_lock().await.unless_held().expect("an answer").expect("free");
     assert!(next.fence() > lease.fence());
 }
 
@@ -140,7 +141,7 @@ async fn f65_deleted_lock_is_lost_at_the_next_renewal_and_never_put_back() {
         (Mode::Permits { take: 1, of: 2 }, &["DEL", "lock:report"]),
         (Mode::Permits { take: 2, of: 2 }, &["FLUSHDB"]),
     ] {
-        let request = one.claim("report").mode(mode).ttl(Duration::from_secs(2));
+        let request = one.request("report").mode(mode).ttl(Duration::from_secs(2));
         let lease = request.acquire().await.expect("free");
         told(&server, command);
         let cause = soon("the loss", lease.lost()).await;

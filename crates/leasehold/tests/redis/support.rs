@@ -57,7 +57,7 @@ pub(crate) async fn early_client(url: impl AsRef<str>) -> Client {
 pub(crate) async fn eviction(engine: &Redis, name: &Name) -> Result<Eviction> {
     let page = engine.inspect(&Query::name(name.clone())).await?;
     let held = page.lines.into_iter().flat_map(|line| line.held);
-    let fences = held.map(|claim| claim.fence).collect();
+    let fences = held.map(|claim| claim.fence.as_u64()).collect();
     let (name, by, reason) = (name.clone(), Holder::fresh(), "a test".into());
     Ok(Eviction { name, fences, unreadable: false, by, reason })
 }
@@ -77,8 +77,8 @@ pub(crate) fn told(server: &Server, command: &[&str]) -> String {
 /// Waits until a lease was renewed once more.
 #[track_caller]
 pub(crate) fn until_renewed(lease: &Lease) -> impl Future<Output = ()> + '_ {
-    let before = lease.safe_until();
-    until("a renewal", async move || lease.safe_until() > before)
+    let before = lease.deadline();
+    until("a renewal", async move || lease.deadline() > before)
 }
 
 /// A claim that waits in a task of its own. Dropping it cancels the wait.
@@ -91,7 +91,7 @@ impl Waiter {
 
     /// Begins to wait for `name`, and returns when it is in line behind `before` other waiters.
     pub(crate) async fn queue(looker: &Client, by: &Client, name: &str, before: usize) -> Self {
-        let waiter = Self::start(by.claim(name).ttl(LONG));
+        let waiter = Self::start(by.request(name).ttl(LONG));
         until_waiting(looker, name, before + 1).await;
         waiter
     }
@@ -265,7 +265,7 @@ pub(crate) async fn turns(
     let (order, mut granted) = tokio::sync::mpsc::channel(WAITERS);
     let mut waiters = tokio::task::JoinSet::new();
     for number in 0..WAITERS {
-        let (request, order) = (clients[number % 3].claim("report").ttl(LONG), order.clone());
+        let (request, order) = (clients[number % 3].request("report").ttl(LONG), order.clone());
         waiters.spawn(async move {
             let lease = request.acquire().await.expect("a grant");
             order.send(number).await.expect("the test listens");

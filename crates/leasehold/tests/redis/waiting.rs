@@ -84,7 +84,7 @@ async fn f116_one_release_wakes_one_of_a_thousand() {
         clients.push(client(&url).await);
     }
     let waiters: Vec<Waiter> = (0..WAITERS)
-        .map(|number| Waiter::start(clients[number % 4].claim("report").ttl(LONG)))
+        .map(|number| Waiter::start(clients[number % 4].request("report").ttl(LONG)))
         .collect();
     until_waiting(&holder, "report", WAITERS).await;
     let claimed = calls(&server, "zadd");
@@ -108,7 +108,7 @@ async fn f116_released_writer_wakes_the_readers_that_fit_and_nobody_else() {
     for before in 0..6 {
         // Two readers, a writer, three readers.
         let mode = if before == 2 { Mode::Exclusive } else { Mode::Shared };
-        waiters.push(Waiter::start(one.claim("report").mode(mode).ttl(LONG)));
+        waiters.push(Waiter::start(one.request("report").mode(mode).ttl(LONG)));
         until_waiting(&one, "report", before + 1).await;
     }
     let before = calls(&server, "publish");
@@ -133,9 +133,9 @@ async fn waiting_longer_than_the_patience_keeps_the_place_although_connections_b
     let proxy = proxy(&server).await;
     let (holder, waiting) = (client(server.url()).await, client(url_of(&proxy)).await);
     let lease = holder.mutex("report").ttl(LONG).lock().await.expect("free");
-    let waiter = Waiter::start(waiting.claim("report").ttl(Duration::from_secs(5)));
+    let waiter = Waiter::start(waiting.request("report").ttl(Duration::from_secs(5)));
     until_waiting(&holder, "report", 1).await;
-    let line = holder.show("report").await.expect("an answer").expect("a line");
+    let line = holder.line("report").await.expect("an answer").expect("a line");
     let (fence, patience) = (line.waiting[0].fence, line.waiting[0].remaining);
     let begun = std::time::Instant::now();
     while begun.elapsed() <= patience {

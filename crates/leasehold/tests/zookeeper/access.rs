@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use leasehold::engine::{Level, Query};
-use leasehold::{Error, Released, connect};
+use leasehold::layer::retry::RetryPolicy;
+use leasehold::{Client, Error, Released, UnlessHeld, connect};
 use leasehold_testkit::{Certificates, Peer, PeerKind, Zookeeper};
 
 use super::support::*;
@@ -14,7 +15,7 @@ async fn a_users_locks_are_that_users_alone() {
     let url = |login: &str| format!("zk://{login}{}/app", server.address());
     let [one, two] = [client(&url("me:hush%20hush@")).await, client(&url("me:hush%20hush@")).await];
     let lease = one.mutex("job").ttl(LONG).lock().await.expect("free");
-    let mut waiter = Waiter::start(two.claim("job").ttl(LONG));
+    let mut waiter = Waiter::start(two.request("job").ttl(LONG));
     until_waiting(&one, "job", 1).await;
     lease.release().await.expect("an answer");
     let next = waiter.granted().await;
@@ -38,10 +39,10 @@ async fn store_at_the_root_keeps_off_the_servers_own_node() {
         let at_the_root =
             |path: &String| path.split('/').count() == 3 && !path.starts_with("/zookeeper/");
         assert!(!held.is_empty() && held.iter().all(at_the_root), "{held:?}");
-        assert!(two.mutex(name).try_lock().await.expect("an answer").is_none());
-        let mut waiter = Waiter::start(two.claim(name).ttl(LONG));
+        assert!(two.mutex(name).try_lock().await.unless_held().expect("an answer").is_none());
+        let mut waiter = Waiter::start(two.request(name).ttl(LONG));
         until_waiting(&one, name, 1).await;
-        let listed = two.inspect(&Query::all()).await.expect("an answer").lines;
+        let listed = two.admin().inspect(&Query::all()).await.expect("an answer").lines;
         let listed: Vec<&str> = listed.iter().map(|line| line.name.as_str()).collect();
         assert_eq!(listed, [name]);
         lease.release().await.expect("an answer");
@@ -67,7 +68,7 @@ async fn doctor_finds_rights_that_were_taken_away() {
     let server = server().await;
     let client = client(server.url()).await;
     let rights = async || {
-        let findings = client.examine().await.expect("an answer");
+        let findings = client.admin().examine().await.expect("an answer");
         let found = findings.into_iter().filter(|finding| finding.subject == "rights");
         found.map(|finding| (finding.level, finding.advice)).collect::<Vec<_>>()
     };
@@ -77,7 +78,7 @@ async fn doctor_finds_rights_that_were_taken_away() {
     let found = rights().await;
     let [(Level::Bad, advice)] = found.as_slice() else { panic!("{found:?}") };
     assert!(advice.contains("docs/engines/zookeeper.md"), "{advice}");
-    let refused = client.mutex("job").try_lock().await;
+    let refused = client.mutex("job").try_lock().await.unless_held();
     assert!(matches!(&refused, Err(Error::Config(_))), "{refused:?}");
     leaves_nothing(&server, [client]).await;
 }
@@ -108,10 +109,10 @@ async fn certificates_are_checked_on_both_sides() {
     };
     let good = client(&address(&made.ca(), &made)).await;
     let lease = good.mutex("tls").ttl(Duration::from_secs(3)).lock().await.expect("free");
-    let before = lease.safe_until();
-    until("a renewal", async || lease.safe_until() > before).await;
+    let before = lease.deadline();
+    until("a renewal", async || lease.deadline() > before).await;
     lease.release().await.expect("an answer");
-    let findings = good.examine().await.expect("an answer");
+    let findings = good.admin().examine().await.expect("an answer");
     assert!(findings.iter().any(|finding| finding.found.contains("standalone")), "{findings:?}");
     let bad = [
         address(&made.other_ca(), &made),
@@ -120,7 +121,8 @@ async fn certificates_are_checked_on_both_sides() {
         format!("zk://{}", server.address()),
     ];
     for url in bad {
-        let refused = soon("an answer", connect(&url)).await;
+        let once = RetryPolicy { times: 0, ..RetryPolicy::default() };
+        let refused = soon("an answer", Client::builder().retry(once).connect(&url)).await;
         assert!(matches!(refused, Err(Error::Unreachable { .. })), "{url}: {refused:?}");
     }
     leaves_nothing(&server, [good]).await;

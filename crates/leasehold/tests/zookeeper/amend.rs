@@ -22,7 +22,7 @@ fn note(text: &str) -> Note {
 }
 
 async fn note_of(client: &Client, name: &str) -> String {
-    let line = client.show(name).await.expect("an answer").expect("it is held");
+    let line = client.line(name).await.expect("an answer").expect("it is held");
     line.held[0].note.as_str().to_owned()
 }
 
@@ -107,7 +107,7 @@ async fn note_goes_with_its_claim_however_that_ends() {
     engine.release(&[released]).await.expect("an answer");
     assert_eq!(claims(&server), [""; 0]);
     let evicted = amended("evicted", LONG).await;
-    other.force_release("evicted", "a test").await.expect("an answer");
+    other.admin().force_release("evicted", "a test").await.expect("an answer");
     assert_eq!(claims(&server), [""; 0]);
     let out = engine.set_note(&evicted, &note("late")).await.expect("an answer");
     assert_eq!((out, claims(&server)), (Amended::Out { by: None }, Vec::new()));
@@ -124,7 +124,7 @@ async fn note_goes_with_its_claim_however_that_ends() {
 async fn note_of_a_lease_that_was_taken_up_by_its_handle_is_replaced() {
     let server = server_with_long_sessions().await;
     let (first, second) = (client(server.url()).await, client(server.url()).await);
-    let lease = first.claim("handed").ttl(LONG).note("first").acquire().await.expect("free");
+    let lease = first.request("handed").ttl(LONG).note("first").acquire().await.expect("free");
     lease.set_note("second").await.expect("an answer");
     let handle = lease.detach().await.expect("a handle");
     let lease = second.adopt(&handle).await.expect("it is held");
@@ -147,12 +147,12 @@ async fn release_after_a_note_without_an_answer_is_one_and_leaves_nothing() {
         let far = client(&format!("zk://{}?timeout_ms=500", proxy.address())).await;
         let lease = far.mutex("unsure").ttl(LONG).lock().await.expect("free");
         let query = Query::name(lease.name().clone());
-        let mut events = near.watch(&query).await.expect("a stream");
+        let mut events = near.admin().watch(&query).await.expect("a stream");
         proxy.block(direction);
         soon("an error", lease.set_note("lost")).await.expect_err("no answer comes");
         proxy.reset_all();
         proxy.pass().await.expect("it passes");
-        until("the way back", async || far.show("unsure").await.is_ok()).await;
+        until("the way back", async || far.line("unsure").await.is_ok()).await;
         assert_eq!(lease.release().await.expect("an answer"), Released::Released);
         let event = soon("the end", async {
             loop {

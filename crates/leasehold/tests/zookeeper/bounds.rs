@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use leasehold::engine::{Engine as _, Unattended as _};
 use leasehold::error::Config;
 use leasehold::zookeeper::ZooKeeper;
-use leasehold::{Client, Error, Outcome, Result, Unit};
+use leasehold::{Client, Error, LockOptions, Outcome, Result, Unit, UnlessHeld};
 use leasehold_testkit::{Server, Zookeeper, bare};
 
 use super::support::*;
@@ -40,12 +40,32 @@ async fn time_that_no_session_lasts_for_is_refused_and_nothing_stays_taken() {
     refused(run(&client, TOO_LONG).await);
     refused(client.rate_limiter("bounds", 1, TOO_LONG).try_acquire().await);
     refused(client.rate_limiter("bounds", 1, TOO_LONG).acquire().await);
-    refused(client.mutex("bounds").hold_at_least(TOO_LONG).lock().await);
-    refused(client.mutex("bounds").hold_at_least(TOO_LONG).try_lock().await);
-    refused(client.mutex("bounds").ttl(TOO_LONG).renew(false).lock().await);
+    refused(
+        client.mutex("bounds").options(LockOptions::new().hold_at_least(TOO_LONG)).lock().await,
+    );
+    refused(
+        client
+            .mutex("bounds")
+            .options(LockOptions::new().hold_at_least(TOO_LONG))
+            .try_lock()
+            .await
+            .unless_held(),
+    );
+    refused(
+        client.mutex("bounds").ttl(TOO_LONG).options(LockOptions::new().renew(false)).lock().await,
+    );
     let delay = Duration::from_millis(1);
-    refused(client.mutex("bounds").ttl(FITS).lock_delay(delay).renew(false).lock().await);
-    refused(client.mutex("bounds").ttl(FITS).lock_delay(delay).lock().await);
+    refused(
+        client
+            .mutex("bounds")
+            .ttl(FITS)
+            .options(LockOptions::new().lock_delay(delay).renew(false))
+            .lock()
+            .await,
+    );
+    refused(
+        client.mutex("bounds").ttl(FITS).options(LockOptions::new().lock_delay(delay)).lock().await,
+    );
     assert_eq!(claims(&server), [""; 0]);
     let lease = client.mutex("bounds").ttl(TOO_LONG).lock().await.expect("it is renewed");
     refused(lease.detach().await);
@@ -83,7 +103,12 @@ async fn claim_that_a_session_can_outlast_is_kept_for_its_time() {
     assert!(matches!(run(&one, FITS).await.expect("it fits"), Outcome::Ran(Ok(()))));
     let unit = one.rate_limiter("unit", 1, FITS).try_acquire().await.expect("it fits");
     assert_eq!(unit, Unit::Taken);
-    let held = one.mutex("held").hold_at_least(FITS).lock().await.expect("it fits");
+    let held = one
+        .mutex("held")
+        .options(LockOptions::new().hold_at_least(FITS))
+        .lock()
+        .await
+        .expect("it fits");
     held.release().await.expect("an answer");
     let left = one.mutex("left").ttl(FITS).lock().await.expect("free");
     drop(left.detach().await.expect("it fits"));
@@ -91,8 +116,8 @@ async fn claim_that_a_session_can_outlast_is_kept_for_its_time() {
     while begun.elapsed() < FITS {
         let again = run(&other, FITS).await.expect("an answer");
         let unit = other.rate_limiter("unit", 1, FITS).try_acquire().await.expect("an answer");
-        let held = taken("held").try_lock().await.expect("an answer");
-        let left = taken("left").try_lock().await.expect("an answer");
+        let held = taken("held").try_lock().await.unless_held().expect("an answer");
+        let left = taken("left").try_lock().await.unless_held().expect("an answer");
         let free = matches!(again, Outcome::Ran(_)) || unit == Unit::Taken;
         let free = free || held.is_some() || left.is_some();
         assert!(!free || begun.elapsed() >= FITS, "{again:?} {unit:?} {held:?} {left:?}");

@@ -19,21 +19,25 @@ async fn record_that_cannot_be_read_is_named_hides_no_other_and_is_cleared() {
         let id = "0123456789abcdef0123456789abcdef-0123456789abcdef";
         let node = format!("/locks/report/lh-{id}__lock__000000010{number}");
         make_znode(server.address(), &node, data).await.expect("made");
-        let page = client.inspect(&Query::all()).await.expect("the others are shown");
+        let page = client.admin().inspect(&Query::all()).await.expect("the others are shown");
         let shown: Vec<_> =
             page.lines.iter().map(|line| (line.name.as_str(), &line.held)).collect();
         assert_eq!(shown.iter().map(|(name, _)| *name).collect::<Vec<_>>(), ["a", "report", "z"]);
         assert_eq!(shown[1].1[0].holder.label(), "unreadable record");
         let broken: Vec<&str> = page.broken.iter().map(|line| line.name.as_str()).collect();
         assert_eq!(broken, ["report"], "{data:?}");
-        let findings = client.examine().await.expect("an answer");
+        let findings = client.admin().examine().await.expect("an answer");
         let record = findings.iter().find(|finding| finding.subject == "record");
         assert!(record.is_some_and(|found| found.level == Level::Bad), "{findings:?}");
-        assert_eq!(client.store_stats().await.expect("they are counted").active, 3, "{data:?}");
-        let evicted = client.force_release("report", "a test").await.expect("an answer");
+        assert_eq!(
+            client.admin().store_stats().await.expect("they are counted").active,
+            3,
+            "{data:?}"
+        );
+        let evicted = client.admin().force_release("report", "a test").await.expect("an answer");
         assert_eq!(evicted.len(), 1, "{data:?}");
         mutex("report").lock().await.expect("free").release().await.expect("an answer");
-        assert!(client.broken_lines().await.expect("an answer").is_empty());
+        assert!(client.admin().broken_lines().await.expect("an answer").is_empty());
     }
     for lease in others {
         lease.release().await.expect("an answer");
@@ -45,7 +49,7 @@ async fn record_that_cannot_be_read_is_named_hides_no_other_and_is_cleared() {
 async fn name_that_a_client_may_not_read_is_named_and_hides_no_other() {
     let server = server().await;
     let client = client(server.url()).await;
-    let shared = |client: &Client| client.claim("beside").mode(Mode::Shared).ttl(LONG);
+    let shared = |client: &Client| client.request("beside").mode(Mode::Shared).ttl(LONG);
     let mine = shared(&client).acquire().await.expect("free");
     // Nodes of a user are that user's to read: a claim beside another, and a whole name.
     let url = format!("zk://me:secret@{}/locks", server.address());
@@ -53,18 +57,18 @@ async fn name_that_a_client_may_not_read_is_named_and_hides_no_other() {
     let _beside = shared(&theirs).acquire().await.expect("free for readers");
     let _report = theirs.mutex("report").ttl(LONG).lock().await.expect("free");
     let last = client.mutex("z").ttl(LONG).lock().await.expect("free");
-    let page = client.inspect(&Query::all()).await.expect("the others are shown");
+    let page = client.admin().inspect(&Query::all()).await.expect("the others are shown");
     let shown: Vec<(&str, usize)> =
         page.lines.iter().map(|line| (line.name.as_str(), line.held.len())).collect();
     assert_eq!(shown, [("beside", 2), ("z", 1)]);
     let broken: Vec<&str> = page.broken.iter().map(|line| line.name.as_str()).collect();
     assert_eq!(broken, ["beside", "report"]);
-    assert_eq!(client.store_stats().await.expect("they are counted").active, 3);
-    let findings = client.examine().await.expect("an answer");
+    assert_eq!(client.admin().store_stats().await.expect("they are counted").active, 3);
+    let findings = client.admin().examine().await.expect("an answer");
     assert_eq!(findings.iter().filter(|finding| finding.subject == "record").count(), 2);
     // Pages count names, whatever can be read of them.
-    let first = client.inspect(&Query { limit: 1, ..Query::all() }).await.expect("a page");
-    let next = client.inspect(&Query { limit: 1, after: first.next, ..Query::all() }).await;
+    let first = client.admin().inspect(&Query { limit: 1, ..Query::all() }).await.expect("a page");
+    let next = client.admin().inspect(&Query { limit: 1, after: first.next, ..Query::all() }).await;
     let next = next.expect("a page");
     assert_eq!((next.lines.len(), next.broken[0].name.as_str()), (0, "report"));
     assert_eq!(next.next.as_ref().map(|name| name.as_str()), Some("report"));

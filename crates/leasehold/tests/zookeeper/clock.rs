@@ -19,17 +19,17 @@ async fn f40_step_of_a_servers_clock_by_an_hour_neither_loses_nor_grants() {
     let [one, two] = [client(server.url()).await, client(server.url()).await];
     let mut lease = one.mutex("stepped").ttl(TTL).lock().await.expect("free");
     for ahead in [true, false] {
-        let mut waiter = Waiter::start(two.claim("stepped").ttl(TTL));
+        let mut waiter = Waiter::start(two.request("stepped").ttl(TTL));
         until_waiting(&one, "stepped", 1).await;
         let moved = if ahead { clock.set_ahead(HOUR) } else { clock.set_behind(HOUR) };
         moved.expect("the clock moves");
         let told = found(server.url(), "clock").await;
         assert!(matches!(told.as_slice(), [(Level::Warning, _)]), "it shows: {told:?}");
-        let begun = lease.safe_until();
+        let begun = lease.deadline();
         until("renewals for longer than its session lasts", async || {
             assert_ne!(lease.state(), LeaseState::Lost, "lost by a clock, ahead: {ahead}");
             assert!(waiter.is_waiting(), "two hold at once, ahead: {ahead}");
-            lease.safe_until().since(begun) > TTL * 3
+            lease.deadline().since(begun) > TTL * 3
         })
         .await;
         let fence = lease.fence();
@@ -51,7 +51,7 @@ async fn f40_step_of_a_servers_clock_does_not_keep_a_holder_that_is_gone() {
         let far = client(&format!("zk://{}", proxy.address())).await;
         let near = client(server.url()).await;
         let lease = far.mutex("gone").ttl(TTL).lock().await.expect("free");
-        let mut waiter = Waiter::start(near.claim("gone").ttl(TTL));
+        let mut waiter = Waiter::start(near.request("gone").ttl(TTL));
         until_waiting(&near, "gone", 1).await;
         proxy.block(Direction::Both);
         let moved = if ahead { clock.set_ahead(HOUR) } else { clock.set_behind(HOUR) };

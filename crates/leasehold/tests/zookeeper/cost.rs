@@ -7,7 +7,7 @@ use leasehold::engine::{
     Amend, Bump, Engine, Notice, Query, RaiseFences, Select, Wait, WaitNotices, Wake,
 };
 use leasehold::zookeeper::ZooKeeper;
-use leasehold::{LeaseState, Released};
+use leasehold::{LeaseState, Released, UnlessHeld};
 use leasehold_testkit::bare::{claim, renewal};
 use leasehold_testkit::{Peer, PeerKind, Server};
 
@@ -203,10 +203,10 @@ async fn many_locks_share_one_session_and_one_request_renews_them() {
     }
     // One for the locks, the one that opened the store, and the one that asks here.
     assert_eq!(counted(&server, "zk_num_alive_connections"), 3);
-    let begun = leases[0].safe_until();
+    let begun = leases[0].deadline();
     until("renewals of all", async || {
         assert!(leases.iter().all(|lease| lease.state() != LeaseState::Lost));
-        leases.iter().all(|lease| lease.safe_until().since(begun) > ttl * 2)
+        leases.iter().all(|lease| lease.deadline().since(begun) > ttl * 2)
     })
     .await;
     for lease in leases {
@@ -371,7 +371,16 @@ async fn a_refused_try_writes_nothing() {
     };
     let before = zxid();
     for _ in 0..5 {
-        assert!(client.mutex("cost").ttl(LONG).try_lock().await.expect("an answer").is_none());
+        assert!(
+            client
+                .mutex("cost")
+                .ttl(LONG)
+                .try_lock()
+                .await
+                .unless_held()
+                .expect("an answer")
+                .is_none()
+        );
     }
     assert_eq!(zxid(), before);
     drop(lease);

@@ -90,7 +90,7 @@ async fn granted_once_the_old_is_gone(
     (waits, fence): (&Claim, u64),
 ) {
     let near = client(server.url()).await;
-    assert_eq!(near.force_release("ended", "a test").await.expect("an answer").len(), 1);
+    assert_eq!(near.admin().force_release("ended", "a test").await.expect("an answer").len(), 1);
     let woken = soon("the hand-off", engine.wait(&waits.key)).await.expect("a bell");
     assert!(matches!(woken, Wake::Holds { fence: now, .. } if now > fence) || woken == Wake::Ask);
     let standing = engine.claim(waits).await.expect("an answer");

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold::{Client, LeaseState, LostCause, Released};
+use leasehold::{Client, LeaseState, LostCause, Released, UnlessHeld};
 use leasehold_testkit::{Direction, Group, Proxy, Server, Zookeeper};
 
 use super::support::*;
@@ -14,17 +14,17 @@ const TTL: Duration = Duration::from_secs(12);
 async fn held_and_waited_for(group: &Group, name: &str) -> (Client, leasehold::Lease, Waiter) {
     let [one, two] = [client(group.url()).await, client(group.url()).await];
     let lease = one.mutex(name).ttl(TTL).lock().await.expect("it is free");
-    let waiter = Waiter::start(two.claim(name).ttl(TTL));
+    let waiter = Waiter::start(two.request(name).ttl(TTL));
     until_waiting(&one, name, 1).await;
     (one, lease, waiter)
 }
 
 /// Checks that a lease is renewed, and never lost meanwhile.
 async fn renewed(lease: &leasehold::Lease, waiter: &Waiter) {
-    let before = lease.safe_until();
+    let before = lease.deadline();
     until("a renewal", async || {
         assert_ne!(lease.state(), LeaseState::Lost, "the lease was lost");
-        lease.safe_until() > before && lease.state() == LeaseState::Held
+        lease.deadline() > before && lease.state() == LeaseState::Held
     })
     .await;
     assert!(waiter.is_waiting(), "two hold at once");
@@ -88,7 +88,7 @@ async fn f92_stopped_leader_loses_nothing_and_does_no_harm_when_it_goes_on() {
         let url = format!("zk://{}", rest.join(","));
         let [one, two] = [client(&url).await, client(&url).await];
         let lease = one.mutex("after").ttl(TTL).lock().await.expect("it is free");
-        let waiter = Waiter::start(two.claim("after").ttl(TTL));
+        let waiter = Waiter::start(two.request("after").ttl(TTL));
         until_waiting(&one, "after", 1).await;
         (one, lease, waiter)
     };
@@ -121,7 +121,7 @@ async fn f91_clients_of_a_member_that_is_cut_off_lose_and_others_go_on() {
     let [one, two] = [client(&alone).await, client(&format!("zk://{}", rest.join(","))).await];
     let ttl = Duration::from_secs(3);
     let lease = one.mutex("cut").ttl(ttl).lock().await.expect("it is free");
-    let mut waiter = Waiter::start(two.claim("cut").ttl(TTL));
+    let mut waiter = Waiter::start(two.request("cut").ttl(TTL));
     until_waiting(&two, "cut", 1).await;
     group.servers()[0].stop_process().expect("it runs");
     let next = waiter.granted().await;
@@ -145,7 +145,7 @@ async fn f91_without_a_majority_leases_are_lost_in_time_and_nothing_is_granted()
         server.stop_process().expect("it runs");
     }
     assert_eq!(soon("the loss", lease.lost()).await, LostCause::Unreachable);
-    let refused = soon("an answer", client.mutex("other").try_lock()).await;
+    let refused = soon("an answer", client.mutex("other").try_lock()).await.unless_held();
     assert!(matches!(&refused, Err(error) if error.is_transient()), "{refused:?}");
     for server in &group.servers()[1..] {
         server.continue_process().expect("it is stopped");
@@ -247,10 +247,10 @@ async fn f91_leader_that_is_cut_off_loses_its_clients_before_the_others_go_on() 
     lead(&group, alone).await;
     let [few, many] = [client(server.url()).await, client(&url_of_others(&group, alone)).await];
     let lease = few.mutex("parted").ttl(Duration::from_secs(8)).lock().await.expect("free");
-    let mut waiter = Waiter::start(many.claim("parted").ttl(TTL));
+    let mut waiter = Waiter::start(many.request("parted").ttl(TTL));
     until_waiting(&many, "parted", 1).await;
-    let before = lease.safe_until();
-    until("a renewal", async || lease.safe_until() > before).await;
+    let before = lease.deadline();
+    until("a renewal", async || lease.deadline() > before).await;
     for proxy in &proxies {
         proxy.block(Direction::Both);
     }
@@ -282,8 +282,8 @@ async fn f92_leader_stopped_for_longer_than_a_session_loses_only_whose_way_it_wa
     let [only, all, two] = [client(only).await, client(all).await, client(two).await];
     let lost = only.mutex("lost").ttl(Duration::from_secs(3)).lock().await.expect("free");
     let kept = all.mutex("kept").ttl(TTL).lock().await.expect("free");
-    let mut follows = Waiter::start(two.claim("lost").ttl(TTL));
-    let mut waits = Waiter::start(two.claim("kept").ttl(TTL));
+    let mut follows = Waiter::start(two.request("lost").ttl(TTL));
+    let mut waits = Waiter::start(two.request("kept").ttl(TTL));
     until_waiting(&two, "lost", 1).await;
     until_waiting(&two, "kept", 1).await;
     server.stop_process().expect("it runs");
@@ -315,7 +315,7 @@ async fn f91_partition_loses_on_the_side_of_the_few_before_the_others_go_on() {
     let rest = format!("zk://{}", rest.collect::<Vec<_>>().join(","));
     let [few, many] = [client(server.url()).await, client(&rest).await];
     let lease = few.mutex("parted").ttl(Duration::from_secs(3)).lock().await.expect("free");
-    let mut waiter = Waiter::start(many.claim("parted").ttl(TTL));
+    let mut waiter = Waiter::start(many.request("parted").ttl(TTL));
     until_waiting(&many, "parted", 1).await;
     for proxy in &proxies {
         proxy.block(Direction::Both);
@@ -325,7 +325,7 @@ async fn f91_partition_loses_on_the_side_of_the_few_before_the_others_go_on() {
     assert_eq!(soon("the loss", lease.lost()).await, LostCause::Unreachable);
     assert!(next.fence() > lease.fence());
     assert!(says(server.address(), "ruok").is_some(), "it runs on all the time");
-    let refused = soon("an answer", few.mutex("other").try_lock()).await;
+    let refused = soon("an answer", few.mutex("other").try_lock()).await.unless_held();
     assert!(matches!(&refused, Err(error) if error.is_transient()), "{refused:?}");
     for proxy in &proxies {
         proxy.pass().await.expect("it passes");

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use leasehold::engine::Query;
-use leasehold::{Mode, Released};
+use leasehold::{Mode, Released, UnlessHeld};
 use leasehold_testkit::{Peer, PeerKind, Server};
 
 use super::support::*;
@@ -46,7 +46,7 @@ async fn peers_are_excluded_by_our_lease_and_get_the_lock_after_it() {
         assert_eq!(lease.release().await.expect("an answer"), Released::Released);
         let (mut theirs, taken) = soon("their turn", taken).await.expect("no panic");
         assert!(taken, "{kind} {dialect}");
-        let line = client.show("demo").await.expect("an answer").expect("it is held");
+        let line = client.line("demo").await.expect("an answer").expect("it is held");
         assert_eq!(line.held[0].holder.label(), "a client of another library");
         assert!(theirs.release(THEIRS).await.expect("an answer"));
         leaves_nothing(&server, [client]).await;
@@ -60,8 +60,8 @@ async fn we_are_excluded_by_peers_and_get_the_lock_after_them() {
         let client = client(&format!("{}{dialect}", server.url())).await;
         let mut theirs = peer(kind, &server).await;
         assert!(theirs.try_lock(THEIRS, LONG).await.expect("an answer"), "{kind} {dialect}");
-        assert!(client.mutex("demo").try_lock().await.expect("an answer").is_none());
-        let mut ours = Waiter::start(client.claim("demo").ttl(LONG));
+        assert!(client.mutex("demo").try_lock().await.unless_held().expect("an answer").is_none());
+        let mut ours = Waiter::start(client.request("demo").ttl(LONG));
         until_waiting(&client, "demo", 1).await;
         assert!(theirs.release(THEIRS).await.expect("an answer"));
         let lease = ours.granted().await;
@@ -80,8 +80,8 @@ async fn clients_of_another_dialect_are_waited_for_and_do_not_wait() {
         let client = client(&format!("{}{dialect}", server.url())).await;
         let mut theirs = peer(kind, &server).await;
         assert!(theirs.try_lock(THEIRS, LONG).await.expect("an answer"), "{kind} {dialect}");
-        assert!(client.mutex("demo").try_lock().await.expect("an answer").is_none());
-        let mut ours = Waiter::start(client.claim("demo").ttl(LONG));
+        assert!(client.mutex("demo").try_lock().await.unless_held().expect("an answer").is_none());
+        let mut ours = Waiter::start(client.request("demo").ttl(LONG));
         until_waiting(&client, "demo", 1).await;
         assert!(theirs.release(THEIRS).await.expect("an answer"));
         let lease = ours.granted().await;
@@ -109,7 +109,7 @@ async fn kazoos_readers_and_writers_are_kept_off_by_ours_and_follow_them() {
         let client = client(&format!("{}{dialect}", server.url())).await;
         for (mode, kind, together) in HALVES {
             let mut theirs = peer(kind, &server).await;
-            let lease = client.claim("demo").mode(mode).ttl(LONG).acquire().await.expect("free");
+            let lease = client.request("demo").mode(mode).ttl(LONG).acquire().await.expect("free");
             let taken = theirs.try_lock(THEIRS, LONG).await.expect("an answer");
             assert_eq!(taken, together, "{kind} beside our {mode:?} {dialect}");
             if together {
@@ -140,8 +140,8 @@ async fn ours_are_kept_off_by_kazoos_readers_and_writers_and_follow_them() {
         for (mode, kind, together) in HALVES {
             let mut theirs = peer(kind, &server).await;
             assert!(theirs.try_lock(THEIRS, LONG).await.expect("an answer"), "{kind} {dialect}");
-            let ours = || client.claim("demo").mode(mode).ttl(LONG);
-            let tried = ours().try_acquire().await.expect("an answer");
+            let ours = || client.request("demo").mode(mode).ttl(LONG);
+            let tried = ours().try_acquire().await.unless_held().expect("an answer");
             assert_eq!(tried.is_some(), together, "our {mode:?} beside {kind} {dialect}");
             if let Some(lease) = tried {
                 lease.release().await.expect("an answer");
@@ -204,7 +204,7 @@ async fn killed_peer_is_followed_by_us_after_its_session() {
     let client = client(server.url()).await;
     let mut theirs = peer(PeerKind::Kazoo, &server).await;
     assert!(theirs.try_lock(THEIRS, LONG).await.expect("an answer"));
-    let mut ours = Waiter::start(client.claim("demo").ttl(LONG));
+    let mut ours = Waiter::start(client.request("demo").ttl(LONG));
     until_waiting(&client, "demo", 1).await;
     theirs.kill().expect("it runs");
     assert!(ours.granted().await.is_held());
@@ -217,12 +217,12 @@ async fn locks_of_others_are_listed_and_can_be_taken_from_them() {
     let client = client(server.url()).await;
     let mut theirs = peer(PeerKind::Kazoo, &server).await;
     assert!(theirs.try_lock(THEIRS, LONG).await.expect("an answer"));
-    let page = client.inspect(&Query::all()).await.expect("an answer");
+    let page = client.admin().inspect(&Query::all()).await.expect("an answer");
     let names: Vec<&str> = page.lines.iter().map(|line| line.name.as_str()).collect();
     assert_eq!(names, ["demo"]);
-    let evicted = client.force_release("demo", "stuck").await.expect("an answer");
+    let evicted = client.admin().force_release("demo", "stuck").await.expect("an answer");
     assert_eq!(evicted.len(), 1);
-    assert!(client.mutex("demo").try_lock().await.expect("an answer").is_some());
+    assert!(client.mutex("demo").try_lock().await.unless_held().expect("an answer").is_some());
     leaves_nothing(&server, [client]).await;
 }
 
@@ -232,8 +232,8 @@ async fn permits_on_a_name_that_a_peer_locks_are_a_mismatch() {
     let client = client(server.url()).await;
     let mut theirs = peer(PeerKind::Kazoo, &server).await;
     assert!(theirs.try_lock(THEIRS, LONG).await.expect("an answer"));
-    let permits = client.claim("demo").mode(Mode::Permits { take: 1, of: 3 });
-    let refused = permits.try_acquire().await;
+    let permits = client.request("demo").mode(Mode::Permits { take: 1, of: 3 });
+    let refused = permits.try_acquire().await.unless_held();
     assert!(matches!(refused, Err(leasehold::Error::Mismatch { .. })), "{refused:?}");
     assert!(theirs.release(THEIRS).await.expect("an answer"));
     leaves_nothing(&server, [client]).await;

@@ -6,7 +6,7 @@ use leasehold::Released;
 use leasehold::claim::{Claim, Mode, Standing};
 use leasehold::engine::{Engine as _, Query};
 use leasehold::zookeeper::ZooKeeper;
-use leasehold_testkit::bare::claim;
+use leasehold_testkit::bare::{claim, renewal};
 use leasehold_testkit::{Direction, Proxy, Zookeeper};
 
 use super::ensemble::{lead, ways};
@@ -91,4 +91,26 @@ async fn late_server_makes_no_claim_that_its_client_gave_up() {
     until("an answer", async || beside.claim(&claim("after")).await.is_ok()).await;
     assert_eq!(claims_of(&near, &asked).await, 0, "a node is left that nobody knows of");
     close([&far, &beside, &near]).await;
+}
+
+/// An event about the claim before it may grant it until then: nobody watches its own node.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn waiter_whose_node_was_deleted_by_hand_finds_that_out_by_its_first_renewal() {
+    let server = server().await;
+    let near = ZooKeeper::open(server.url()).await.expect("a connection");
+    let far = ZooKeeper::open(server.url()).await.expect("a connection");
+    let [first, waiting, second] = [(); 3].map(|()| claim("deleted"));
+    assert!(matches!(near.claim(&first).await, Ok(Standing::Held { .. })));
+    assert!(matches!(far.claim(&waiting).await, Ok(Standing::Queued { .. })));
+    for claim in [&waiting, &first] {
+        let released = near.release(std::slice::from_ref(&claim.key)).await.expect("an answer");
+        assert_eq!(released, [Released::Released]);
+    }
+    assert!(matches!(near.claim(&second).await, Ok(Standing::Held { .. })));
+    soon("an event", far.wait(&waiting.key)).await.expect("a bell");
+    let renewed = far.renew(&[renewal(&waiting)]).await.expect("an answer");
+    assert!(matches!(renewed[..], [Ok(Standing::Out { .. })]), "{renewed:?}");
+    for engine in [far, near] {
+        soon("the close", engine.close()).await.expect("an answer");
+    }
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use leasehold::engine::{EventKind, Query};
-use leasehold::{Client, Error, LeaseState, LostCause, Released};
+use leasehold::{Client, Error, LeaseState, LostCause, Released, UnlessHeld};
 use leasehold_testkit::{AfterLoss, Direction, Proxy, Renewals, Server};
 
 use super::support::*;
@@ -21,14 +21,14 @@ async fn apart(server: &Server) -> (Proxy, Client, Client) {
 async fn f20_partition_shorter_than_the_ttl_makes_uncertain_and_then_held() {
     let server = server().await;
     let (proxy, far, near) = apart(&server).await;
-    let lease = far.mutex("cut").ttl(Duration::from_secs(8)).lock().await.expect("free");
+    let lease = far.mutex("cut").ttl(Duration::from_secs(24)).lock().await.expect("free");
     proxy.block(Direction::Both);
     until("an uncertain lease", async || lease.state() != LeaseState::Held).await;
     assert_eq!(lease.state(), LeaseState::Uncertain);
     proxy.pass().await.expect("it passes");
     until("a certain lease", async || lease.state() != LeaseState::Uncertain).await;
     assert_eq!(lease.state(), LeaseState::Held);
-    assert!(near.mutex("cut").try_lock().await.expect("an answer").is_none());
+    assert!(near.mutex("cut").try_lock().await.unless_held().expect("an answer").is_none());
     assert_eq!(lease.release().await.expect("an answer"), Released::Released);
     leaves_nothing(&server, [far, near]).await;
 }
@@ -38,7 +38,7 @@ async fn f21_partition_longer_than_the_ttl_loses_before_the_next_is_granted() {
     let server = server().await;
     let (proxy, far, near) = apart(&server).await;
     let lease = far.mutex("cut").ttl(Duration::from_secs(2)).lock().await.expect("free");
-    let mut waiter = Waiter::start(near.claim("cut").ttl(LONG));
+    let mut waiter = Waiter::start(near.request("cut").ttl(LONG));
     until_waiting(&near, "cut", 1).await;
     proxy.block(Direction::Both);
     let next = waiter.granted().await;
@@ -56,9 +56,9 @@ async fn f22_waiter_behind_a_black_hole_leaves_the_line_by_itself() {
     let server = server().await;
     let (proxy, far, near) = apart(&server).await;
     let lease = near.mutex("hole").ttl(LONG).lock().await.expect("free");
-    let lost = Waiter::start(far.claim("hole").ttl(Duration::from_secs(2)));
+    let lost = Waiter::start(far.request("hole").ttl(Duration::from_secs(2)));
     until_waiting(&near, "hole", 1).await;
-    let mut next = Waiter::start(near.claim("hole").ttl(LONG));
+    let mut next = Waiter::start(near.request("hole").ttl(LONG));
     until_waiting(&near, "hole", 2).await;
     proxy.block(Direction::Both);
     lease.release().await.expect("an answer");
@@ -78,7 +78,7 @@ async fn f23_f87_lost_answer_to_a_claim_is_adopted() {
         proxy.lose_reply_to("lost-claim", after);
         let lease = soon("a grant", far.mutex("lost-claim").ttl(LONG).lock()).await.expect("one");
         assert_eq!(proxy.traffic().replies_lost, 1, "the answer got through");
-        let line = near.show("lost-claim").await.expect("an answer").expect("it is held");
+        let line = near.line("lost-claim").await.expect("an answer").expect("it is held");
         assert_eq!((line.held.len(), line.waiting.len()), (1, 0));
         assert_eq!(line.held[0].fence, lease.fence());
         assert_eq!(lease.release().await.expect("an answer"), Released::Released);
@@ -92,7 +92,7 @@ async fn f24_f88_lost_answer_to_a_release_does_not_release_the_next() {
     let server = server().await;
     let (proxy, far, near) = apart(&server).await;
     let lease = far.mutex("lost-release").ttl(LONG).lock().await.expect("free");
-    let mut waiter = Waiter::start(near.claim("lost-release").ttl(LONG));
+    let mut waiter = Waiter::start(near.request("lost-release").ttl(LONG));
     until_waiting(&near, "lost-release", 1).await;
     // The server answers a request with several pieces, the first before it has done anything. So
     // the proxy holds all of them until the release has taken effect, and then loses them together.
@@ -115,7 +115,7 @@ async fn f26_answer_slower_than_the_ttl_is_refused_and_cleaned() {
     let mutex = far.mutex("slow").ttl(Duration::from_millis(600));
     mutex.lock().await.expect("free").release().await.expect("an answer");
     proxy.delay(Direction::ToClient, Duration::from_millis(1_000));
-    let refused = soon("an answer", mutex.try_lock()).await;
+    let refused = soon("an answer", mutex.try_lock()).await.unless_held();
     assert!(
         matches!(refused, Err(Error::TooSlow { .. } | Error::Unreachable { .. })),
         "{refused:?}"
@@ -131,14 +131,14 @@ async fn f28_idle_connections_that_are_cut_lose_nothing() {
     let (proxy, far, near) = apart(&server).await;
     proxy.cut_idle(Duration::from_millis(300));
     let lease = far.mutex("idle").ttl(Duration::from_secs(3)).lock().await.expect("free");
-    let before = lease.safe_until();
+    let before = lease.deadline();
     until("several renewals", async || {
         assert!(lease.is_held());
-        lease.safe_until().since(before) > Duration::from_secs(6)
+        lease.deadline().since(before) > Duration::from_secs(6)
     })
     .await;
     assert!(proxy.traffic().accepted > 3, "{:?}", proxy.traffic());
-    let mut waiter = Waiter::start(far.claim("idle").ttl(LONG));
+    let mut waiter = Waiter::start(far.request("idle").ttl(LONG));
     until_waiting(&near, "idle", 1).await;
     lease.release().await.expect("an answer");
     assert!(waiter.granted().await.is_held());
@@ -151,10 +151,10 @@ async fn f31_another_member_behind_the_same_address_is_as_good() {
     let proxy = Proxy::start(group.servers()[0].address()).await.expect("a proxy");
     let far = client(&format!("zk://{}", proxy.address())).await;
     let lease = far.mutex("moved").ttl(Duration::from_secs(6)).lock().await.expect("free");
-    let before = lease.safe_until();
+    let before = lease.deadline();
     proxy.set_target(group.servers()[1].address());
     proxy.reset_all();
-    until("a renewal", async || lease.safe_until() > before).await;
+    until("a renewal", async || lease.deadline() > before).await;
     assert_eq!(lease.state(), LeaseState::Held);
     assert_eq!(lease.release().await.expect("an answer"), Released::Released);
     leaves_nothing(&group.servers()[2], [far]).await;
@@ -170,7 +170,7 @@ async fn f111_connections_reset_at_the_release_hold_up_the_next_for_one_heartbea
     for round in 0..10 {
         let name = format!("reset:{round}");
         let lease = near.mutex(&name).ttl(LONG).lock().await.expect("free");
-        let mut waiter = Waiter::start(far.claim(&name).ttl(LONG));
+        let mut waiter = Waiter::start(far.request(&name).ttl(LONG));
         until_waiting(&near, &name, 1).await;
         let release = tokio::spawn(lease.release());
         proxy.reset_all();
@@ -191,7 +191,7 @@ async fn f117_order_is_kept_over_reset_connections() {
     let lease = near.mutex("order").ttl(LONG).lock().await.expect("free");
     let mut waiters = Vec::new();
     for index in 0..6 {
-        waiters.push(Waiter::start(far.claim("order").ttl(LONG)));
+        waiters.push(Waiter::start(far.request("order").ttl(LONG)));
         until_waiting(&near, "order", index + 1).await;
         proxy.reset_all();
     }
@@ -213,7 +213,7 @@ async fn f89_f110_waiter_finds_a_departure_that_was_not_reported_although_nothin
     let server = server().await;
     let (proxy, far, near) = apart(&server).await;
     let lease = near.mutex("deaf").ttl(LONG).lock().await.expect("free");
-    let mut waiter = Waiter::start(far.claim("deaf").ttl(LONG));
+    let mut waiter = Waiter::start(far.request("deaf").ttl(LONG));
     until_waiting(&near, "deaf", 1).await;
     // From here on the client hears nothing, and its connections stay open.
     proxy.lose_reply_to("/deaf", AfterLoss::Silence);
@@ -229,10 +229,10 @@ async fn f06_connections_reset_again_and_again_lose_nothing() {
     let (proxy, far, near) = apart(&server).await;
     let ttl = Duration::from_secs(4);
     let lease = far.mutex("reset").ttl(ttl).lock().await.expect("free");
-    let begun = lease.safe_until();
+    let begun = lease.deadline();
     until("many renewals", async || {
         assert_ne!(lease.state(), LeaseState::Lost);
-        if lease.safe_until().since(begun) > ttl * 2 {
+        if lease.deadline().since(begun) > ttl * 2 {
             return true;
         }
         // Each reset comes only after the connection was of some use, however slow the machine is.
@@ -243,7 +243,7 @@ async fn f06_connections_reset_again_and_again_lose_nothing() {
         false
     })
     .await;
-    assert!(near.mutex("reset").try_lock().await.expect("an answer").is_none());
+    assert!(near.mutex("reset").try_lock().await.unless_held().expect("an answer").is_none());
     assert_eq!(soon("an answer", lease.release()).await.expect("one"), Released::Released);
     leaves_nothing(&server, [far, near]).await;
 }
@@ -252,7 +252,7 @@ async fn f06_connections_reset_again_and_again_lose_nothing() {
 async fn watcher_whose_connection_broke_learns_that_it_missed_something() {
     let server = server().await;
     let (proxy, far, near) = apart(&server).await;
-    let mut events = far.watch(&Query::all()).await.expect("a watch");
+    let mut events = far.admin().watch(&Query::all()).await.expect("a watch");
     let lease = near.mutex("watched").ttl(LONG).lock().await.expect("free");
     let first = soon("an event", events.next()).await.expect("one").expect("an event");
     assert_eq!(first.kind, EventKind::Granted);

@@ -55,6 +55,6 @@ async fn notice_does_not_stay_with_a_session_that_is_left_to_a_detached_lease() 
     assert_eq!(notices(&server), [""; 0]);
     assert!(!claims(&server).is_empty(), "the lease is held on");
     let other = connect(server.url()).await.expect("a connection");
-    other.force_release("kept", "the test is over").await.expect("an answer");
+    other.admin().force_release("kept", "the test is over").await.expect("an answer");
     leaves_nothing(&server, [other]).await;
 }

@@ -79,7 +79,7 @@ async fn permits_given_back_far_ahead_are_granted_in_order_of_arrival() {
     let mut waiters = Vec::new();
     // The second needs more than the third, and is not overtaken.
     for (place, take) in [1, 3, 1].into_iter().enumerate() {
-        let claim = waits.claim("permits").mode(Mode::Permits { take, of }).ttl(LONG);
+        let claim = waits.request("permits").mode(Mode::Permits { take, of }).ttl(LONG);
         waiters.push(Waiter::start(claim));
         until_waiting(&waits, "permits", place + 1).await;
     }

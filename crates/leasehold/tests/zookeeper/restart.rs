@@ -43,15 +43,15 @@ impl Resource {
         if fence <= greatest {
             inside.faults.push(format!("{fence} comes after {greatest}"));
         }
-        inside.greatest = greatest.max(fence);
-        inside.lease = Some((fence, lease.safe_until()));
+        inside.greatest = greatest.max(fence.as_u64());
+        inside.lease = Some((fence.as_u64(), lease.deadline()));
         drop(inside);
         self.entered.fetch_add(1, Ordering::SeqCst);
     }
 
     fn leave(&self, lease: &Lease) {
         let mut inside = self.inside.lock().expect("no panic");
-        if inside.lease.is_some_and(|(fence, _)| fence == lease.fence()) {
+        if inside.lease.is_some_and(|(fence, _)| lease.fence() == fence) {
             inside.lease = None;
         }
     }

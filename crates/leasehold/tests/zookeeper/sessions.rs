@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold::{LeaseState, LostCause, Released, connect};
+use leasehold::{LeaseState, LockOptions, LostCause, Released, UnlessHeld, connect};
 use leasehold_testkit::{Direction, Proxy, Server, Zookeeper};
 
 use super::support::*;
@@ -31,8 +31,8 @@ async fn lost_before_the_session_ends(server: Server, ttl: Duration) {
     let lease = far.mutex("ended").ttl(ttl).lock().await.expect("free");
     let old = claims(&server);
     // A renewal counts from another request to the server than the claim did.
-    let before = lease.safe_until();
-    until("a renewal", async || lease.safe_until() > before).await;
+    let before = lease.deadline();
+    until("a renewal", async || lease.deadline() > before).await;
     proxy.block(Direction::Both);
     until("the end of the session", async || {
         if claims(&server).is_empty() {
@@ -47,7 +47,7 @@ async fn lost_before_the_session_ends(server: Server, ttl: Duration) {
     let again = soon("a lease", far.mutex("ended").ttl(ttl).lock()).await.expect("free");
     assert!(again.fence() > lease.fence(), "a new claim");
     assert!(claims(&server).iter().all(|node| !old.contains(node)));
-    assert!(near.mutex("ended").try_lock().await.expect("an answer").is_none());
+    assert!(near.mutex("ended").try_lock().await.unless_held().expect("an answer").is_none());
     assert_eq!(again.release().await.expect("an answer"), Released::Released);
     leaves_nothing(&server, [far, near]).await;
 }
@@ -59,7 +59,7 @@ async fn waiter_whose_session_ended_takes_a_new_place_and_is_granted() {
     let far = client(&format!("zk://{}", proxy.address())).await;
     let near = client(server.url()).await;
     let lease = near.mutex("place").ttl(LONG).lock().await.expect("free");
-    let mut waiter = Waiter::start(far.claim("place").ttl(Duration::from_secs(2)));
+    let mut waiter = Waiter::start(far.request("place").ttl(Duration::from_secs(2)));
     until_waiting(&near, "place", 1).await;
     proxy.block(Direction::Both);
     until_waiting(&near, "place", 0).await;
@@ -115,7 +115,7 @@ async fn nodes_that_describe_a_detached_lease_go_with_it() {
         let handle = lease.detach().await.expect("a handle");
         soon("the close", first.close()).await.expect("an answer");
         match evicts {
-            true => drop(other.force_release("left", "a test").await.expect("an answer")),
+            true => drop(other.admin().force_release("left", "a test").await.expect("an answer")),
             false => drop(other.release(&handle).await.expect("an answer")),
         }
         leaves_nothing(&server, []).await;
@@ -150,13 +150,15 @@ async fn lease_whose_client_is_gone_is_kept_by_its_handle_for_longer_than_its_se
     let other = client(server.url()).await;
     let lease = other.adopt(&handle).await.expect("it is held");
     assert_eq!(lease.fence(), handle.fence());
-    let begun = lease.safe_until();
+    let begun = lease.deadline();
     until("many renewals", async || {
         assert_ne!(lease.state(), LeaseState::Lost);
-        lease.safe_until().since(begun) > ttl * 3
+        lease.deadline().since(begun) > ttl * 3
     })
     .await;
-    assert!(other.mutex("kept").ttl(LONG).try_lock().await.expect("an answer").is_none());
+    assert!(
+        other.mutex("kept").ttl(LONG).try_lock().await.unless_held().expect("an answer").is_none()
+    );
     assert_eq!(lease.release().await.expect("an answer"), Released::Released);
     until_empty(&server).await;
     leaves_nothing(&server, [other]).await;
@@ -170,16 +172,16 @@ async fn adopted_lease_outlives_the_ttl_that_its_living_first_client_counts() {
     let beside = one.mutex("beside").ttl(ttl).lock().await.expect("free");
     let handle = one.mutex("kept").ttl(ttl).lock().await.expect("free").detach().await;
     let lease = two.adopt(&handle.expect("a handle")).await.expect("it is held");
-    let begun = lease.safe_until();
+    let begun = lease.deadline();
     until("many renewals", async || {
         assert_ne!(lease.state(), LeaseState::Lost);
         assert_ne!(beside.state(), LeaseState::Lost, "the visits took its session");
-        lease.safe_until().since(begun) > ttl * 3
+        lease.deadline().since(begun) > ttl * 3
     })
     .await;
     // No client renews any more, and the first client ends it.
     drop(lease.detach().await.expect("a handle"));
-    until("the end of its ttl", async || two.show("kept").await.expect("an answer").is_none())
+    until("the end of its ttl", async || two.line("kept").await.expect("an answer").is_none())
         .await;
     assert_eq!(beside.release().await.expect("an answer"), Released::Released);
     leaves_nothing(&server, [one, two]).await;
@@ -230,13 +232,13 @@ async fn ttl_beyond_the_longest_session_lasts_as_long_as_that_proves_and_is_rene
     let client = client(server.url()).await;
     let lease = client.mutex("long").ttl(LONG).lock().await.expect("free");
     assert!(lease.time_left() <= Duration::from_secs(3), "{:?}", lease.time_left());
-    let begun = lease.safe_until();
+    let begun = lease.deadline();
     until("renewals", async || {
         assert_ne!(lease.state(), LeaseState::Lost);
-        lease.safe_until().since(begun) > Duration::from_secs(5)
+        lease.deadline().since(begun) > Duration::from_secs(5)
     })
     .await;
-    let mut waiter = Waiter::start(client.claim("long").ttl(LONG));
+    let mut waiter = Waiter::start(client.request("long").ttl(LONG));
     until_waiting(&client, "long", 1).await;
     assert_eq!(lease.release().await.expect("an answer"), Released::Released);
     // Patience is longer than the time that the session proves, so the client confirms the grant.
@@ -251,10 +253,10 @@ async fn f98_ttl_below_the_shortest_session_is_what_the_holder_goes_by() {
     let server = server.expect("a server");
     let [one, two] = [client(server.url()).await, client(server.url()).await];
     let ttl = Duration::from_millis(1_500);
-    let mutex = one.mutex("brief").ttl(ttl).renew(false);
+    let mutex = one.mutex("brief").ttl(ttl).options(LockOptions::new().renew(false));
     let lease = mutex.lock().await.expect("free");
     assert!(lease.time_left() <= ttl, "{:?}", lease.time_left());
-    let mut waiter = Waiter::start(two.claim("brief").ttl(LONG));
+    let mut waiter = Waiter::start(two.request("brief").ttl(LONG));
     assert_eq!(soon("the loss", lease.lost()).await, LostCause::Expired);
     let next = waiter.granted().await;
     assert!(next.fence() > lease.fence());

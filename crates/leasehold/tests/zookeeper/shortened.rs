@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use leasehold::clock::{Clock as _, SystemClock};
-use leasehold::{Client, Handle, Lease, LeaseState, Released};
+use leasehold::{Client, Handle, Lease, LeaseState, LockOptions, Released};
 use leasehold_testkit::{Direction, Proxy, Server, Zookeeper};
 
 use super::support::*;
@@ -40,7 +40,7 @@ impl Scene {
     /// Checks that no claim is granted while the holder believes in its lease.
     async fn loses_before_the_next(self, lease: Lease, visited: Handle) {
         let Self { server, proxy, far, visitor, next } = self;
-        let mut waiter = Waiter::start(next.claim("believed").ttl(LONG));
+        let mut waiter = Waiter::start(next.request("believed").ttl(LONG));
         until_waiting(&next, "believed", 1).await;
         proxy.block(Direction::Both);
         let kept = visitor.adopt_at_most(&visited, BRIEF).await.expect("it is held");
@@ -94,7 +94,7 @@ async fn lease_that_was_left_alone_does_not_end_sooner_by_a_renewal_with_a_short
     soon("the close", first.close()).await.expect("an answer");
     let other = client(server.url()).await;
     let kept = other.adopt_at_most(&handle, BRIEF).await.expect("it is held");
-    let safe_until = kept.safe_until();
+    let safe_until = kept.deadline();
     drop(kept.detach().await.expect("a handle"));
     // A new claim is on a session that is long enough for twice the shorter ttl.
     let clock = client(server.url()).await;
@@ -144,9 +144,9 @@ async fn record_of_a_session_goes_with_the_last_lease_that_was_left_on_it() {
         soon("the close", first.close()).await.expect("an answer");
         for handle in handles {
             match evicts {
-                true => {
-                    drop(other.force_release(handle.name(), "a test").await.expect("an answer"))
-                }
+                true => drop(
+                    other.admin().force_release(handle.name(), "a test").await.expect("an answer"),
+                ),
                 false => drop(other.release(&handle).await.expect("an answer")),
             }
         }
@@ -179,10 +179,10 @@ async fn keeper_of_a_left_lease_counts_on_no_more_than_its_first_session() {
     let other = client(server.url()).await;
     let kept = other.adopt_with(&handle, LONG).await.expect("it is held");
     assert!(kept.time_left() <= BRIEF * 4, "{:?}", kept.time_left());
-    let begun = kept.safe_until();
+    let begun = kept.deadline();
     until("renewals", async || {
         assert_ne!(kept.state(), LeaseState::Lost);
-        kept.safe_until().since(begun) > BRIEF * 4
+        kept.deadline().since(begun) > BRIEF * 4
     })
     .await;
     assert_eq!(kept.release().await.expect("an answer"), Released::Released);
@@ -197,7 +197,13 @@ async fn session_that_grew_is_known_to_have_grown_after_a_lease_on_it_was_given_
     let Scene { far, visitor, .. } = &scene;
     let lease = far.mutex("believed").ttl(BRIEF).lock().await.expect("free");
     lease.extend(LONGER).await.expect("it is held");
-    let beside = far.mutex("beside").ttl(BRIEF).renew(false).lock().await.expect("free");
+    let beside = far
+        .mutex("beside")
+        .ttl(BRIEF)
+        .options(LockOptions::new().renew(false))
+        .lock()
+        .await
+        .expect("free");
     assert_eq!(visitor.release(&beside.handle()).await.expect("an answer"), Released::Released);
     let handle = lease.handle();
     scene.loses_before_the_next(lease, handle).await;

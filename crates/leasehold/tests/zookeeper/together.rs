@@ -60,7 +60,7 @@ async fn far_from(server: &Server) -> (Proxy, Client) {
 /// Checks that each name is held once, by its lease.
 async fn each_holds_its_own(client: &Client, leases: &[Lease]) {
     for lease in leases {
-        let line = client.show(lease.name()).await.expect("an answer").expect("it is held");
+        let line = client.line(lease.name()).await.expect("an answer").expect("it is held");
         assert_eq!((line.held.len(), line.waiting.len()), (1, 0), "{}", lease.name());
         assert_eq!(line.held[0].fence, lease.fence(), "{}", lease.name());
     }
@@ -78,7 +78,7 @@ async fn locks_of_many_tasks_are_fewer_requests_than_two_each_and_fences_rise_by
         let leases = lock_all(&client).await;
         for lease in &leases {
             assert!(lease.is_held());
-            let known = last.insert(lease.name().to_string(), lease.fence());
+            let known = last.insert(lease.name().to_string(), lease.fence().as_u64());
             assert!(known.is_none_or(|known| lease.fence() > known), "{}", lease.name());
         }
         assert_eq!(release_all(leases).await, vec![Released::Released; CROWD]);
@@ -106,7 +106,9 @@ async fn many_tasks_that_want_few_names_never_hold_one_together() {
                 let index = (task + turn) % NAMES;
                 let lease = client.mutex(name(index)).ttl(LONG).lock().await.expect("a lease");
                 assert!(!taken[index].swap(true, Ordering::SeqCst), "two hold {index}");
-                assert!(lease.fence() > std::mem::replace(&mut last[index], lease.fence()));
+                assert!(
+                    lease.fence() > std::mem::replace(&mut last[index], lease.fence().as_u64())
+                );
                 tokio::task::yield_now().await;
                 taken[index].store(false, Ordering::SeqCst);
                 assert_eq!(lease.release().await.expect("an answer"), Released::Released);
@@ -246,7 +248,7 @@ async fn one_that_was_evicted_meanwhile_is_no_matter_to_the_others() {
     let [client, admin] = [client(server.url()).await, client(server.url()).await];
     warm(&client).await;
     let leases = lock_all(&client).await;
-    let evicted = admin.force_release(name(CROWD - 1), "a test").await.expect("an answer");
+    let evicted = admin.admin().force_release(name(CROWD - 1), "a test").await.expect("an answer");
     assert_eq!(evicted.len(), 1);
     let released = release_all(leases).await;
     assert_eq!(released[..CROWD - 1], vec![Released::Released; CROWD - 1]);
@@ -262,13 +264,13 @@ async fn a_bump_of_the_epoch_meanwhile_makes_all_of_them_ask_again() {
     warm(&client).await;
     let mut last = 0;
     for _ in 0..5 {
-        let bumped = admin.bump_epoch(Some(last + 1_000)).await.expect("bumped");
+        let bumped = admin.admin().bump_epoch(Some((last + 1_000).into())).await.expect("bumped");
         let leases = lock_all(&client).await;
         for lease in &leases {
             assert!(lease.fence() > last + 1_000, "{} after {bumped:?}", lease.fence());
         }
         each_holds_its_own(&admin, &leases).await;
-        last = leases.iter().map(Lease::fence).max().expect("some");
+        last = leases.iter().map(Lease::fence).max().expect("some").as_u64();
         release_all(leases).await;
     }
     assert!(claims(&server).is_empty());
@@ -316,7 +318,7 @@ async fn goes_on(client: &Client, meanwhile: impl AsyncFn(usize)) {
                 // it.
                 if let Ok(lease) = client.mutex(name(index)).ttl(LONG).lock().await {
                     assert!(lease.fence() > last, "{index}");
-                    last = lease.fence();
+                    last = lease.fence().as_u64();
                     drop(lease.release().await);
                     turns += 1;
                     tell.send(()).await.expect("somebody counts");

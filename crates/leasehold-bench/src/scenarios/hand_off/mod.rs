@@ -243,7 +243,14 @@ pub(crate) async fn until_waiting(
 ) -> leasehold::Result<u64> {
     let query = Query::name(leasehold::Name::new(NAME)?);
     let mut looks = 1;
-    while client.inspect(&query).await?.lines.iter().all(|line| line.waiting.len() < waiters) {
+    while client
+        .admin()
+        .inspect(&query)
+        .await?
+        .lines
+        .iter()
+        .all(|line| line.waiting.len() < waiters)
+    {
         tokio::time::sleep(Duration::from_millis(5)).await;
         looks += 1;
     }

@@ -59,7 +59,7 @@ impl Epochs {
         for (above, add) in &self.steps {
             record.push_str(&format!("{above} {add}\n"));
         }
-        Step { record, bumped: Bumped::Raised { before, from } }
+        Step { record, bumped: Bumped::Raised { before: before.into(), from: from.into() } }
     }
 }
 
@@ -74,7 +74,7 @@ mod tests {
 
     fn from(step: &Step) -> u64 {
         match step.bumped {
-            Bumped::Raised { before, from } if before < from => from,
+            Bumped::Raised { before, from } if before < from => from.as_u64(),
             other => panic!("{other:?}"),
         }
     }

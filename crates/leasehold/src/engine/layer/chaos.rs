@@ -14,7 +14,7 @@ use crate::engine::{
     Amend, ClaimMany, Convert, Engine, Info, Notice, Page, Parts, Query, Resize, Resized,
     Unattended, Wait, WaitNotices, Wake,
 };
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, UnreachableReason};
 use crate::rule::claim::{
     Amended, Claim, ClaimKey, HolderId, Mode, Note, Released, Renewal, Standing,
 };
@@ -162,8 +162,8 @@ impl Troubled {
     }
 
     fn cut(&self) -> Error {
-        let cause = "the test cut the connection".to_owned();
-        Error::Unreachable { store: self.info.store.clone(), cause }
+        let cause = "the test cut the connection";
+        Error::unreachable(&self.info.store, UnreachableReason::Broken, cause)
     }
 
     async fn through<T: Send>(

@@ -6,6 +6,7 @@
 //! pays for the hop, some ten microseconds. The shared runtime has a thread of its own, so work
 //! that blocks the caller's thread cannot hold up a renewal.
 
+use std::borrow::Cow;
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +18,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 use crate::engine::{
-    Admin, Amend, Bump, Bumped, ClaimMany, Convert, Counting, Counts, Engine, Event, Eviction,
+    Administer, Amend, Bump, Bumped, ClaimMany, Convert, Counting, Counts, Engine, Event, Eviction,
     Finding, HolderMessage, HolderMessages, Info, Notice, Page, Parts, Query, RaiseFences, Resize,
     Resized, Setup, Totals, Unattended, Wait, WaitNotices, Wake, Watch,
 };
@@ -248,7 +249,7 @@ impl Watch for Shared<dyn Watch> {
 
 #[async_trait]
 #[deny(clippy::missing_trait_methods)]
-impl Admin for Shared<dyn Admin> {
+impl Administer for Shared<dyn Administer> {
     async fn evict(&self, order: &Eviction) -> Result<Vec<Holder>> {
         there!(self.evict(order))
     }
@@ -285,7 +286,7 @@ impl Setup for Shared<dyn Setup> {
         there!(self.install())
     }
 
-    fn schema(&self) -> &'static str {
+    fn schema(&self) -> Cow<'static, str> {
         self.part.schema()
     }
 }

@@ -32,7 +32,7 @@ use super::wire::{Compare, KeyValue, RangeRequest, RangeResponse, TxnRequest, Tx
 use super::wire::{delete, put};
 
 /// How often a claim is tried when the line changes under it.
-const ROUNDS_MAX: usize = 16;
+pub(super) const ROUNDS_MAX: usize = 16;
 /// The most operations of a transaction that every server takes unless told otherwise.
 const OPERATIONS_MAX: usize = 128;
 /// When to ask again although no bell rang; the heartbeat looks sooner.
@@ -599,29 +599,55 @@ impl Inner {
     /// note now.
     pub(super) async fn rehang(&self, record: &mut Record, lease: i64) -> Result<bool, Status> {
         for _ in 0..ROUNDS_MAX {
-            let compare = vec![
-                Compare::created(&record.key, record.created),
-                Compare::modified(&record.key, record.seen),
-            ];
-            let success = vec![put(&record.key, &record.detail.encode(), lease)];
-            let failure = vec![RangeRequest::one(&record.key).op()];
-            let answer = self.links.txn(&TxnRequest { compare, success, failure }).await?;
-            if answer.succeeded {
-                let (revision, before) = (answer.revision(), record.lease);
-                (record.modified, record.seen, record.lease) = (revision, revision, lease);
-                left::end_empty(self, BTreeSet::from([before])).await;
-                return Ok(true);
+            match self.rehang_unless_written(record, lease).await? {
+                Rehung::Done => return Ok(true),
+                Rehung::Gone => return Ok(false),
+                Rehung::Written(kv) => {
+                    record.detail.note = Detail::decode(&kv.value).note;
+                    record.seen = kv.mod_revision;
+                }
             }
-            let found = answer.ranges().next().and_then(|range| range.kvs.into_iter().next());
-            // Another client with its handle may have given it back, and keeps its name closed.
-            let is_it = |kv: &KeyValue| {
-                let token = Detail::token(&kv.value);
-                kv.create_revision == record.created && token == Some(record.detail.token)
-            };
-            let Some(kv) = found.filter(is_it) else { return Ok(false) };
-            record.detail.note = Detail::decode(&kv.value).note;
-            record.seen = kv.mod_revision;
         }
-        Err(Status::aborted("the claim is written by others again and again"))
+        Err(written_again())
     }
+
+    /// The same, unless somebody wrote the claim since this client did.
+    pub(super) async fn rehang_unless_written(
+        &self,
+        record: &mut Record,
+        lease: i64,
+    ) -> Result<Rehung, Status> {
+        let compare = vec![
+            Compare::created(&record.key, record.created),
+            Compare::modified(&record.key, record.seen),
+        ];
+        let success = vec![put(&record.key, &record.detail.encode(), lease)];
+        let failure = vec![RangeRequest::one(&record.key).op()];
+        let answer = self.links.txn(&TxnRequest { compare, success, failure }).await?;
+        if answer.succeeded {
+            let (revision, before) = (answer.revision(), record.lease);
+            (record.modified, record.seen, record.lease) = (revision, revision, lease);
+            left::end_empty(self, BTreeSet::from([before])).await;
+            return Ok(Rehung::Done);
+        }
+        let found = answer.ranges().next().and_then(|range| range.kvs.into_iter().next());
+        // Another client with its handle may have given it back, and keeps its name closed.
+        let is_it = |kv: &KeyValue| {
+            let token = Detail::token(&kv.value);
+            kv.create_revision == record.created && token == Some(record.detail.token)
+        };
+        Ok(found.filter(is_it).map_or(Rehung::Gone, Rehung::Written))
+    }
+}
+
+/// What became of a claim that was to be put on another lease.
+pub(super) enum Rehung {
+    Done,
+    Gone,
+    /// Somebody wrote it meanwhile: this is there now.
+    Written(KeyValue),
+}
+
+pub(super) fn written_again() -> Status {
+    Status::aborted("the claim is written by others again and again")
 }

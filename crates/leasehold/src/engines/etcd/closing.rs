@@ -36,7 +36,8 @@ pub(super) async fn keep_closed(inner: &Inner, key: &ClaimKey, stay: Duration) -
     let now = SystemClock.now();
     let known = inner.book.get(key);
     let mut own = known.filter(|own| own.held && own.until > now);
-    let lease = leases::grant_once(&inner.links, stay).await?;
+    let lease = leases::fresh_id();
+    leases::grant_once(&inner.links, lease, stay).await?;
     for _ in 0..ROUNDS_MAX {
         let found = match own.take() {
             Some(own) => Some(own),
@@ -53,7 +54,9 @@ pub(super) async fn keep_closed(inner: &Inner, key: &ClaimKey, stay: Duration) -
         match close(inner, &found, lease, stay).await? {
             Closing::Done => {}
             // An earlier request did it, and its answer was lost.
-            Closing::DoneBefore => leases::revoke(&inner.links, lease).await,
+            Closing::DoneBefore => {
+                leases::revoke(&inner.links, lease).await;
+            }
             Closing::Changed => continue,
         }
         inner.book.closed(key, found.created, SystemClock.now());

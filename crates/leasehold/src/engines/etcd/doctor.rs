@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant, SystemTime};
 
 use crate::engine::{Engine, Finding, Level};
-use crate::error::{Config, Error, Result};
+use crate::error::{Error, Result};
 use crate::rule::claim::{Claim, ClaimKey, Holder, Mode, Note, Token, Ttl};
 use crate::rule::name::Name;
 
@@ -78,11 +78,11 @@ impl Bug {
 pub(super) async fn greet(links: &Links, layout: &Layout) -> Result<u128> {
     let status: StatusResponse = links.ask("/etcdserverpb.Maintenance/Status", &Empty {}).await?;
     if Version::parse(&status.version) < OLDEST {
-        return Err(Error::Config(Config::Unsupported {
+        return Err(Error::Unsupported {
             engine: "etcd",
             what: "work on a server before version 3.3",
             advice: "update the server",
-        }));
+        });
     }
     let key = layout.own("store");
     let read = RangeRequest::one(&key);

@@ -4,7 +4,7 @@
 
 use tonic::{Code, Status};
 
-use crate::error::Error;
+use crate::error::{Error, UnreachableReason};
 
 /// Whether another member may answer what this one did not.
 pub(super) fn spoils_member(status: &Status) -> bool {
@@ -73,7 +73,7 @@ pub(super) fn translate(status: &Status, store: &str) -> Error {
         }
         Code::Unavailable | Code::NotFound | Code::OutOfRange if from_server => said(true, ""),
         Code::Unavailable | Code::DeadlineExceeded | Code::Unknown | Code::Cancelled => {
-            Error::Unreachable { store: store.to_owned(), cause: cause(status) }
+            Error::unreachable(store, reason(status), cause(status))
         }
         Code::FailedPrecondition if message.contains("not leader") => said(true, ""),
         Code::DataLoss => said(false, "; a member's data is corrupt: see the cluster's alarms"),
@@ -86,6 +86,13 @@ fn rejected(store: &str) -> Error {
         store: store.to_owned(),
         cause: "it does not accept this user and password".into(),
         transient: false,
+    }
+}
+
+fn reason(status: &Status) -> UnreachableReason {
+    match status.code() {
+        Code::DeadlineExceeded => UnreachableReason::NoAnswer,
+        _ => UnreachableReason::of(status),
     }
 }
 

@@ -21,12 +21,14 @@ use super::Inner;
 use super::detail::Detail;
 use super::epoch::fence;
 use super::keys::{Layout, Owner};
-use super::leases::grant_once;
+use super::leases;
 use super::lineup::holds;
 use super::link::Watch;
 use super::survey::{scan, span_of};
-use super::wire::{Empty, KeyEvent, KeyValue, LeaseRequest, RangeRequest, RangeResponse, Span};
-use super::wire::{TimeToLive, TxnRequest, WatchCreate, WatchResponse, put};
+use super::wire::{
+    KeyEvent, KeyValue, LeaseRequest, RangeRequest, RangeResponse, Span, TimeToLive,
+};
+use super::wire::{TxnRequest, WatchCreate, WatchResponse, put};
 
 /// Where words of farewell are left.
 pub(super) const FAREWELL: &str = "farewell";
@@ -34,8 +36,10 @@ pub(super) const FAREWELL: &str = "farewell";
 const PRESENCE: Duration = Duration::from_secs(30);
 /// How often a watcher says that it is there.
 const PRESENT_EVERY: Duration = Duration::from_secs(10);
-/// The pause before a broken watch is opened again.
+/// The pause before a broken watch is opened again, or a lease is revoked again.
 const PAUSE: Duration = Duration::from_millis(200);
+/// How often a watcher that is done tries to revoke its lease. The connection may just have broken.
+const REVOKE_TRIES: usize = 3;
 
 const DELETED: i32 = 1;
 
@@ -314,33 +318,32 @@ pub(super) async fn is_watched(inner: &Inner) -> bool {
 }
 
 fn event(kind: EventKind, name: &Name, seen: &Seen) -> Event {
-    Event { kind, name: name.clone(), holder: seen.holder.clone(), fence: seen.fence }
+    Event { kind, name: name.clone(), holder: seen.holder.clone(), fence: seen.fence.into() }
 }
 
 /// Says in the store that somebody watches.
 struct Presence {
     inner: Arc<Inner>,
-    lease: i64,
+    lease: Lease,
     said: tokio::time::Instant,
 }
 
 impl Presence {
     async fn new(inner: &Arc<Inner>) -> Result<Self> {
-        let mut presence =
-            Self { inner: Arc::clone(inner), lease: 0, said: tokio::time::Instant::now() };
-        presence.appear().await?;
-        Ok(presence)
+        let lease = Self::appear(inner).await?;
+        Ok(Self { inner: Arc::clone(inner), lease, said: tokio::time::Instant::now() })
     }
 
-    async fn appear(&mut self) -> Result<()> {
-        let links = &self.inner.links;
-        let id = grant_once(links, PRESENCE).await?;
-        self.lease = id;
-        let key = self.inner.layout.own(&format!("watcher:{id:x}"));
+    async fn appear(inner: &Arc<Inner>) -> Result<Lease> {
+        let links = &inner.links;
+        let id = leases::fresh_id();
+        // Noted before it is asked for: the answer may be lost.
+        let lease = Lease { inner: Arc::clone(inner), id };
+        leases::grant_once(links, id, PRESENCE).await?;
+        let key = inner.layout.own(&format!("watcher:{id:x}"));
         let request = TxnRequest { success: vec![put(&key, b"", id)], ..TxnRequest::default() };
         links.txn(&request).await.map_err(|status| links.translate(&status))?;
-        self.said = tokio::time::Instant::now();
-        Ok(())
+        Ok(lease)
     }
 
     /// Says it again when it is time. Failing costs the watcher only the reasons.
@@ -349,9 +352,9 @@ impl Presence {
             return;
         }
         self.said = tokio::time::Instant::now();
-        let said = match self.inner.links.keep_alive(self.lease).await {
+        let said = match self.inner.links.keep_alive(self.lease.id).await {
             Ok(1..) => Ok(()),
-            Ok(_) => self.appear().await,
+            Ok(_) => Self::appear(&self.inner).await.map(|lease| self.lease = lease),
             Err(status) => Err(self.inner.links.translate(&status)),
         };
         if let Err(error) = said {
@@ -360,14 +363,24 @@ impl Presence {
     }
 }
 
-impl Drop for Presence {
+/// A lease that this client asked for, and revokes when it is dropped.
+struct Lease {
+    inner: Arc<Inner>,
+    id: i64,
+}
+
+impl Drop for Lease {
     fn drop(&mut self) {
-        // Without a runtime its lease ends by itself.
+        // Without a runtime it ends by itself.
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
-        let (inner, id) = (Arc::clone(&self.inner), self.lease);
+        let (inner, id) = (Arc::clone(&self.inner), self.id);
         runtime.spawn(async move {
-            let path = "/etcdserverpb.Lease/LeaseRevoke";
-            let _ended = inner.links.try_ask::<_, Empty>(path, &LeaseRequest::of(id)).await;
+            for _ in 0..REVOKE_TRIES {
+                if leases::revoke(&inner.links, id).await {
+                    return;
+                }
+                tokio::time::sleep(PAUSE).await;
+            }
         });
     }
 }

@@ -16,7 +16,7 @@ use crate::rule::name::Name;
 use crate::seeded::{Seeded, seeded};
 
 use super::Inner;
-use super::ask::RETRY_IN;
+use super::ask::{RETRY_IN, ROUNDS_MAX, Rehung, written_again};
 use super::book::{Entered, LOOK_ALWAYS_MAX, Record, Source};
 use super::detail::Detail;
 use super::failure;
@@ -302,7 +302,8 @@ async fn enter(
 /// if it is gone.
 ///
 /// A claim that holds never ends sooner by this: with a shorter ttl it stays for as long as it
-/// would have lasted anyway.
+/// would have lasted anyway. Another client with its handle may have prolonged it meanwhile, so
+/// what others wrote is judged again.
 async fn rest_on(
     inner: &Inner,
     renewal: &Renewal,
@@ -310,42 +311,50 @@ async fn rest_on(
     kept: &Kept,
 ) -> Result<Option<(Granted, Duration)>> {
     let asked = if record.held { renewal.ttl } else { renewal.patience };
-    let span = match record.held {
-        true => asked.max(lasts_anyway(inner, asked, record).await?),
-        false => asked,
-    };
-    if span > asked
-        && let Some(lease) = inner.leases.granted(record.lease)
-        && lease.covers(SystemClock.now(), span)
-    {
-        return Ok(Some((lease, span)));
-    }
-    let lease = match kept.get(&span) {
-        Some(lease) => *lease,
-        None => inner.leases.term(span).obtain(&inner.links, span).await?,
-    };
-    let ttl = if span > asked { span } else { renewal.ttl };
-    if record.lease == lease.id && record.detail.ttl == ttl {
-        return Ok(Some((lease, span)));
-    }
-    record.detail.ttl = ttl;
-    match inner.rehang(record, lease.id).await {
-        Ok(true) => Ok(Some((lease, span))),
-        Ok(false) => Ok(None),
-        Err(status) => {
-            // A full store writes nothing, but keeps what there is: where the claim is, it lives
-            // for as long as a waiting one.
-            let span = renewal.patience.min(renewal.ttl);
-            let term = inner.leases.term(span);
-            if failure::is_out_of_space(&status) {
-                let lease = term.obtain(&inner.links, span).await?;
-                if lease.id == record.lease {
-                    return Ok(Some((lease, span)));
-                }
+    for _ in 0..ROUNDS_MAX {
+        let span = match record.held {
+            true => asked.max(lasts_anyway(inner, asked, record).await?),
+            false => asked,
+        };
+        if span > asked
+            && let Some(lease) = inner.leases.granted(record.lease)
+            && lease.covers(SystemClock.now(), span)
+        {
+            return Ok(Some((lease, span)));
+        }
+        let lease = match kept.get(&span) {
+            Some(lease) => *lease,
+            None => inner.leases.term(span).obtain(&inner.links, span).await?,
+        };
+        let ttl = if span > asked { span } else { renewal.ttl };
+        if record.lease == lease.id && record.detail.ttl == ttl {
+            return Ok(Some((lease, span)));
+        }
+        record.detail.ttl = ttl;
+        match inner.rehang_unless_written(record, lease.id).await {
+            Ok(Rehung::Done) => return Ok(Some((lease, span))),
+            Ok(Rehung::Gone) => return Ok(None),
+            Ok(Rehung::Written(kv)) => {
+                record.detail = Detail::decode(&kv.value);
+                (record.modified, record.seen) = (kv.mod_revision, kv.mod_revision);
+                (record.lease, record.until) = (kv.lease, Moment::NEVER);
             }
-            Err(inner.links.translate(&status))
+            Err(status) => {
+                // A full store writes nothing, but keeps what there is: where the claim is, it
+                // lives for as long as a waiting one.
+                let span = renewal.patience.min(renewal.ttl);
+                let term = inner.leases.term(span);
+                if failure::is_out_of_space(&status) {
+                    let lease = term.obtain(&inner.links, span).await?;
+                    if lease.id == record.lease {
+                        return Ok(Some((lease, span)));
+                    }
+                }
+                return Err(inner.links.translate(&status));
+            }
         }
     }
+    Err(inner.links.translate(&written_again()))
 }
 
 /// How long a claim lasts if nobody renews it: until its time is up by this client's clock, or, if

@@ -104,26 +104,34 @@ impl Leases {
     }
 }
 
-/// Grants a lease that nobody keeps alive: it ends by itself, not before `span` is over.
-pub(super) async fn grant_once(links: &Links, span: Duration) -> Result<i64> {
-    let id = rand::random_range(1..i64::MAX);
+/// An id for a lease that no other lease has.
+pub(super) fn fresh_id() -> i64 {
+    rand::random_range(1..i64::MAX)
+}
+
+/// Grants a lease that no keeper keeps alive: it ends by itself, not before `span` is over.
+pub(super) async fn grant_once(links: &Links, id: i64, span: Duration) -> Result<()> {
     let seconds = span.as_secs() + u64::from(span.subsec_nanos() > 0);
     let ttl = i64::try_from(seconds.max(1)).unwrap_or(i64::MAX);
     let request = GrantRequest { ttl, id };
     let granted = links.try_ask::<_, LeaseResponse>("/etcdserverpb.Lease/LeaseGrant", &request);
     match granted.await {
-        Ok(_) => Ok(id),
+        Ok(_) => Ok(()),
         // The request was repeated, and the first one was heard.
-        Err(status) if failure::has_lease(&status) => Ok(id),
+        Err(status) if failure::has_lease(&status) => Ok(()),
         Err(status) => Err(links.translate(&status)),
     }
 }
 
-/// Ends a lease. One that cannot be revoked ends by itself.
-pub(super) async fn revoke(links: &Links, id: i64) {
+/// Ends a lease, and returns whether it has ended. One that cannot be revoked ends by itself.
+pub(super) async fn revoke(links: &Links, id: i64) -> bool {
     let path = "/etcdserverpb.Lease/LeaseRevoke";
-    if let Err(status) = links.try_ask::<_, Empty>(path, &LeaseRequest::of(id)).await {
-        tracing::debug!(code = ?status.code(), "a lease was not revoked");
+    match links.try_ask::<_, Empty>(path, &LeaseRequest::of(id)).await {
+        Ok(_) => true,
+        Err(status) => {
+            tracing::debug!(code = ?status.code(), "a lease was not revoked");
+            failure::is_lease_gone(&status)
+        }
     }
 }
 

@@ -52,9 +52,9 @@ use tokio::task::JoinHandle;
 
 use crate::engine::bell::BellRegistry;
 use crate::engine::{
-    Admin, Amend, Bump, Bumped, Capabilities, ClaimMany, Counting, Counts, Engine, Event, Eviction,
-    Finding, HolderMessage, HolderMessages, Info, Notice, Page, Parts, Query, RaiseFences, Totals,
-    Unattended, Wait, WaitNotices, Wake, Watch,
+    Administer, Amend, Bump, Bumped, Capabilities, ClaimMany, Counting, Counts, Engine, Event,
+    Eviction, Finding, HolderMessage, HolderMessages, Info, Notice, Page, Parts, Query,
+    RaiseFences, Totals, Unattended, Wait, WaitNotices, Wake, Watch,
 };
 use crate::error::Result;
 use crate::rule::claim::{
@@ -274,7 +274,7 @@ impl Watch for Etcd {
 }
 
 #[async_trait]
-impl Admin for Etcd {
+impl Administer for Etcd {
     async fn evict(&self, order: &Eviction) -> Result<Vec<Holder>> {
         leave::evict(&self.inner, order).await
     }

@@ -20,7 +20,7 @@ use tokio_postgres::{Client, Config, Connection, SimpleQueryMessage};
 
 use crate::engine::kit::address::Host;
 use crate::engine::kit::socket::{Ear, Socket, Watched};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, UnreachableReason};
 
 use super::bounded::{Bounded, BoundedTls};
 use super::failure;
@@ -91,10 +91,9 @@ pub(super) async fn dial<T: Transport>(settings: &Settings) -> Result<Dialled<T:
 }
 
 async fn dial_host<T: Transport>(settings: &Settings, host: &Host) -> Result<Dialled<T::Handles>> {
-    let unreachable = |error: io::Error| Error::Unreachable {
-        store: settings.store.clone(),
-        cause: format!("error connecting to server: {error}"),
-    };
+    let store = &settings.store;
+    let unreachable =
+        |error: io::Error| Error::unreachable_by(store, UnreachableReason::of(&error), error);
     if host.name.starts_with('/') {
         let path = Path::new(&host.name).join(format!(".s.PGSQL.{}", host.port));
         let opened = T::connect_local(&path).await.map_err(unreachable)?;
@@ -102,7 +101,8 @@ async fn dial_host<T: Transport>(settings: &Settings, host: &Host) -> Result<Dia
     }
     let addresses = tokio::net::lookup_host((host.name.as_str(), host.port)).await;
     let mut failed = None;
-    for address in addresses.map_err(unreachable)? {
+    let unknown = |error| Error::unreachable_by(store, UnreachableReason::UnknownHost, error);
+    for address in addresses.map_err(unknown)? {
         let connected = TcpStream::connect(address).await;
         let opened = connected.and_then(|stream| {
             limit(&settings.config, &stream)?;
@@ -117,7 +117,8 @@ async fn dial_host<T: Transport>(settings: &Settings, host: &Host) -> Result<Dia
             Err(error) => failed = Some(error),
         }
     }
-    Err(failed.unwrap_or_else(|| unreachable(io::Error::other("the name has no address"))))
+    let reason = UnreachableReason::UnknownHost;
+    Err(failed.unwrap_or_else(|| Error::unreachable(store, reason, reason.to_string())))
 }
 
 /// How long the other side may be silent.
@@ -141,15 +142,15 @@ async fn greet<W: Wire, H>(
     (wire, handles): (W, H),
     name: &str,
 ) -> Result<Dialled<H>> {
-    let failed = |error: tokio_postgres::Error| failure::error(&settings.store, &error);
+    let failed = |error: tokio_postgres::Error| failure::error(&settings.store, error);
     let config = &settings.config;
     let (client, mut messages) = match &settings.tls {
         None => driven(config.connect_raw(Bounded::new(wire), NoTls).await.map_err(failed)?),
         Some(tls) => {
             let tls = MakeTlsConnect::<W>::make_tls_connect(&mut tls.0.clone(), name);
-            let tls = tls.map_err(|error| Error::Unreachable {
-                store: settings.store.clone(),
-                cause: format!("the name in its certificate cannot be checked: {error}"),
+            let tls = tls.map_err(|error| {
+                let cause = format!("the name in its certificate cannot be checked: {error}");
+                Error::unreachable(&settings.store, UnreachableReason::Tls, cause)
             })?;
             driven(config.connect_raw(wire, BoundedTls(tls)).await.map_err(failed)?)
         }
@@ -170,10 +171,8 @@ where
 
 /// Where there are several servers, one of them takes what is written.
 async fn is_writable(settings: &Settings, client: &Client, messages: &mut Messages) -> Result<()> {
-    let unfit = |cause: &str| {
-        let (store, cause) = (settings.store.clone(), cause.to_owned());
-        Err(Error::Unreachable { store, cause })
-    };
+    let unfit =
+        |cause: &str| Err(Error::unreachable(&settings.store, UnreachableReason::ReadOnly, cause));
     let asked = pin!(client.simple_query("SHOW transaction_read_only"));
     let driven = pin!(async { while let Some(Ok(_)) = messages.next().await {} });
     match select(asked, driven).await {
@@ -188,7 +187,7 @@ async fn is_writable(settings: &Settings, client: &Client, messages: &mut Messag
                 false => Ok(()),
             }
         }
-        Either::Left((Err(error), _)) => Err(failure::error(&settings.store, &error)),
+        Either::Left((Err(error), _)) => Err(failure::error(&settings.store, error)),
         Either::Right(_) => unfit("the connection ended as it began"),
     }
 }

@@ -2,20 +2,27 @@
 
 use tokio_postgres::error::DbError;
 
-use crate::error::{Config, Error};
+use crate::error::{Config, Error, UnreachableReason};
 
 /// An error of a connection or a statement, for the caller. `store` is the address without secrets.
-pub(super) fn error(store: &str, error: &tokio_postgres::Error) -> Error {
+pub(super) fn error(store: &str, error: tokio_postgres::Error) -> Error {
     match error.as_db_error() {
         Some(said) => refused(store, said),
-        None => Error::Unreachable { store: store.to_owned(), cause: chain(error) },
+        None => Error::unreachable_by(store, reason(&error), error),
+    }
+}
+
+fn reason(error: &tokio_postgres::Error) -> UnreachableReason {
+    match UnreachableReason::of(error) {
+        UnreachableReason::Other if error.is_closed() => UnreachableReason::Broken,
+        reason => reason,
     }
 }
 
 /// No answer came within the time limit.
 pub(super) fn silent(store: &str, what: &str, limit: std::time::Duration) -> Error {
     let cause = format!("{what} within {limit:?}");
-    Error::Unreachable { store: store.to_owned(), cause }
+    Error::unreachable(store, UnreachableReason::NoAnswer, cause)
 }
 
 /// Something in the tables or an answer that leasehold never writes.
@@ -105,20 +112,6 @@ fn verdict(code: &str) -> (bool, &'static str) {
         code if ["53", "57", "08", "40"].iter().any(|class| code.starts_with(class)) => (true, ""),
         _ => (false, ""),
     }
-}
-
-/// The error and what caused it, in one line.
-fn chain(error: &tokio_postgres::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = std::error::Error::source(error);
-    while let Some(inner) = cause {
-        let inner_text = inner.to_string();
-        if !text.contains(&inner_text) {
-            text = format!("{text}: {inner_text}");
-        }
-        cause = inner.source();
-    }
-    text
 }
 
 #[cfg(test)]

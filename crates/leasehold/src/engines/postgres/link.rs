@@ -27,7 +27,7 @@ use tokio_postgres::{AsyncMessage, Client, Row, Statement};
 use crate::engine::HolderMessage;
 use crate::engine::kit::address::Host;
 use crate::engine::kit::hearers::Hearers;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, UnreachableReason};
 
 use super::sealed::{self, Sealed};
 use super::settings::Settings;
@@ -161,7 +161,7 @@ impl Link {
         arguments: &[Argument<'_>],
     ) -> Result<Vec<Row>> {
         let rows = self.try_query(settings, statement, arguments).await?;
-        rows.map_err(|error| failure::error(&settings.store, &error))
+        rows.map_err(|error| failure::error(&settings.store, error))
     }
 
     /// Sends a statement and awaits its rows. The outer error is the connection's, the inner one
@@ -226,7 +226,7 @@ impl Link {
         arguments: &[&(dyn ToSql + Sync)],
     ) -> Result<Option<Row>> {
         let row = self.try_prepared(settings, statement, arguments).await?;
-        row.map_err(|error| failure::error(&settings.store, &error))
+        row.map_err(|error| failure::error(&settings.store, error))
     }
 
     /// The same. The outer error is the connection's, the inner one the statement's.
@@ -259,7 +259,7 @@ impl Link {
     ) -> Result<BoxStream<'static, HolderMessage>> {
         let messages = self.hearers.listen();
         let listening = self.run(settings, &format!("LISTEN {}", quoted(channel))).await?;
-        listening.map_err(|error| failure::error(&settings.store, &error))?;
+        listening.map_err(|error| failure::error(&settings.store, error))?;
         Ok(messages)
     }
 
@@ -286,7 +286,7 @@ impl Link {
                 if failure::code(&error) == Some("26000") {
                     self.unprepared.store(true, Ordering::Release);
                 }
-                Err(failure::error(&settings.store, &error))
+                Err(failure::error(&settings.store, error))
             }
             Ok(_rows) => Ok(()),
         }
@@ -337,8 +337,8 @@ impl Link {
             Some(answer) => Ok(self.judged(answer)),
             None => {
                 self.set_aside();
-                let cause = "its connection is not used any more".to_owned();
-                Err(Error::Unreachable { store: settings.store.clone(), cause })
+                let cause = "its connection is not used any more";
+                Err(Error::unreachable(&settings.store, UnreachableReason::Broken, cause))
             }
         }
     }

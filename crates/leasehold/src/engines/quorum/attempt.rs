@@ -12,12 +12,11 @@ use futures_util::stream::FuturesUnordered;
 use tokio::sync::Notify;
 
 use super::ballot::{Answer, Ballot, Order, Step, Terms};
-use super::cause::Cause;
 use super::engine::Inner;
 use super::{GiveWay, Reply, Seat};
 use crate::clock::{Clock, Moment, SystemClock};
 use crate::engine::Wake;
-use crate::error::{Error, Result};
+use crate::error::{Error, NodeReason, Result, UnreachableReason};
 use crate::rule::claim::{Claim, ClaimKey, Place, Renewal, Token, margin};
 
 /// When to ask again although no bell rang, if no node said.
@@ -155,23 +154,23 @@ pub(super) fn answer(reply: Reply, sent: Moment, patience: Duration) -> Answer {
             Answer::Waits { ahead, better, kept_until: sent + patience }
         }
         Seat::Out { by, .. } => Answer::Out { by },
-        Seat::Probation => Answer::Failed(Cause::Probation),
+        Seat::Probation => Answer::Failed(NodeReason::Probation),
     }
 }
 
 /// What a node's error says.
-pub(super) fn cause(error: &Error) -> Cause {
+pub(super) fn cause(error: &Error) -> NodeReason {
     match error {
-        Error::Unreachable { cause, .. } if cause == SILENT => Cause::Silent,
-        Error::Unreachable { cause, .. } | Error::Store { cause, .. } => {
-            Cause::Unreachable { cause: cause.clone() }
+        Error::Unreachable { reason: UnreachableReason::NoAnswer, .. } => NodeReason::Silent,
+        Error::Unreachable { cause, source: None, .. } | Error::Store { cause, .. } => {
+            NodeReason::Unreachable { cause: cause.clone() }
         }
-        error => Cause::Unreachable { cause: error.to_string() },
+        Error::Unreachable { source: Some(source), .. } => {
+            NodeReason::Unreachable { cause: source.to_string() }
+        }
+        error => NodeReason::Unreachable { cause: error.with_sources() },
     }
 }
-
-/// The cause of a node that did not answer in time.
-pub(super) const SILENT: &str = "no answer in time";
 
 impl Inner {
     /// Drives an attempt until it ends, holds, or, if that is enough, waits in a majority's lines.
@@ -329,7 +328,7 @@ impl Inner {
                 Answer::Failed(cause)
             }
         };
-        let may_be_in = !matches!(told, Answer::Out { .. } | Answer::Failed(Cause::Probation));
+        let may_be_in = !matches!(told, Answer::Out { .. } | Answer::Failed(NodeReason::Probation));
         state.ballot.answered(node, told, now, now.since(sent));
         state.phase == Phase::Over && may_be_in && order == Order::Ask
     }

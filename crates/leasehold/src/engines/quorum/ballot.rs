@@ -11,8 +11,8 @@
 
 use std::time::Duration;
 
-use super::cause::Cause;
 use crate::clock::Moment;
+use crate::error::NodeReason;
 use crate::rule::claim::Holder;
 
 /// The most nodes of a quorum. Seven survive three failures, and each more costs every exchange.
@@ -92,7 +92,7 @@ pub enum Answer {
         by: Option<Holder>,
     },
     /// There was no answer, or none that helps.
-    Failed(Cause),
+    Failed(NodeReason),
 }
 
 /// What to do next.
@@ -140,7 +140,7 @@ enum State {
     Holds { vote: u64, kept_until: Moment, at_entry: bool },
     Waits { ahead: usize, better: bool },
     Out { by: Option<Holder> },
-    Gone { cause: Cause, again: Moment },
+    Gone { cause: NodeReason, again: Moment },
 }
 
 /// One node as this attempt knows it.
@@ -279,12 +279,12 @@ impl Ballot {
     }
 
     /// What each node has to say, for the error if this ends without a lease.
-    pub fn causes(&self) -> Vec<Cause> {
+    pub fn causes(&self) -> Vec<NodeReason> {
         let cause = |place: &Place| match &place.state {
-            State::Unasked => Cause::NotAwaited,
-            State::Holds { .. } => Cause::Granted,
-            State::Waits { .. } => Cause::Waiting,
-            State::Out { by } => Cause::Taken { by: by.clone() },
+            State::Unasked => NodeReason::NotAwaited,
+            State::Holds { .. } => NodeReason::Granted,
+            State::Waits { .. } => NodeReason::Waiting,
+            State::Out { by } => NodeReason::Taken { by: by.clone() },
             State::Gone { cause, .. } => cause.clone(),
         };
         self.places.iter().map(cause).collect()
@@ -301,7 +301,7 @@ impl Ballot {
         }
         match answer {
             Answer::Holds { kept_until, .. } if kept_until <= horizon => {
-                place.state = State::Gone { cause: Cause::Expired, again };
+                place.state = State::Gone { cause: NodeReason::Expired, again };
             }
             Answer::Holds { vote, kept_until } => {
                 place.holds(vote, kept_until, order == Order::Ask);
@@ -313,7 +313,7 @@ impl Ballot {
             // What was lost on the way is asked for once more; who was refused asks no more.
             Answer::Out { .. } if order != Order::Ask => place.state = State::Unasked,
             Answer::Out { by } if join => {
-                place.state = State::Gone { cause: Cause::Taken { by }, again };
+                place.state = State::Gone { cause: NodeReason::Taken { by }, again };
             }
             Answer::Out { by } => place.state = State::Out { by },
             Answer::Failed(cause) => place.state = State::Gone { cause, again },

@@ -9,11 +9,10 @@ use futures_util::stream::FuturesUnordered;
 use tokio::sync::oneshot;
 
 use super::attempt::{Attempt, cause};
-use super::cause::Cause;
 use super::engine::Inner;
 use super::tally;
 use crate::clock::{Clock, SystemClock};
-use crate::error::{Error, Result};
+use crate::error::{Error, NodeReason, Result};
 use crate::rule::claim::{ClaimKey, Released, Token};
 
 impl Inner {
@@ -46,7 +45,7 @@ impl Inner {
         };
         let mut closing: FuturesUnordered<_> = (0..self.nodes.len()).map(close).collect();
         let mut answers: Vec<Option<Released>> = vec![None; self.nodes.len()];
-        let mut causes = vec![Cause::Granted; self.nodes.len()];
+        let mut causes = vec![NodeReason::Granted; self.nodes.len()];
         let mut answer = Some(answer);
         while let Some((node, closed)) = closing.next().await {
             match closed {

@@ -12,19 +12,18 @@ use futures_util::future::{join_all, ready};
 use futures_util::stream::{self, BoxStream, StreamExt};
 
 use super::Node;
-use super::attempt::{Attempt, Phase, SILENT};
+use super::attempt::{Attempt, Phase};
 use super::ballot::{Step, majority};
-use super::cause::Cause;
 use super::clocks::NodeClocks;
 use super::leaving::Debt;
 use super::probation::Watches;
 use crate::clock::{Clock, Moment, SystemClock};
 use crate::engine::server_alert::{AlertQueue, CheckTimer};
 use crate::engine::{
-    Admin, Alert, Alerts, Capabilities, Engine, Eviction, Finding, HolderMessage, HolderMessages,
-    Info, Page, Parts, Query, Totals, Unattended, Wake,
+    Administer, Alert, Alerts, Capabilities, Engine, Eviction, Finding, HolderMessage,
+    HolderMessages, Info, Page, Parts, Query, Totals, Unattended, Wake,
 };
-use crate::error::{Error, Invalid, Result};
+use crate::error::{Error, Invalid, NodeFailure, NodeReason, Result, UnreachableReason};
 use crate::rule::claim::{Claim, ClaimKey, Holder, Released, Renewal, Standing};
 
 /// What all clients of a quorum have to agree on, and how this one asks.
@@ -82,7 +81,7 @@ const CAN: Capabilities = Capabilities {
 
 impl Quorum {
     /// Connects to the nodes. A majority of them must answer; all of them, if the set is new.
-    pub async fn open(nodes: Vec<Arc<dyn Node>>, settings: Settings) -> Result<Self> {
+    pub async fn of_nodes(nodes: Vec<Arc<dyn Node>>, settings: Settings) -> Result<Self> {
         let mut inner = Inner {
             info: Info {
                 engine: "redlock",
@@ -137,16 +136,17 @@ impl Inner {
         match tokio::time::timeout(self.settings.node_timeout, answer).await {
             Ok(answer) => answer,
             Err(_late) => {
-                let store = self.nodes[node].address().to_owned();
-                Err(Error::Unreachable { store, cause: SILENT.into() })
+                let (store, reason) = (self.nodes[node].address(), UnreachableReason::NoAnswer);
+                Err(Error::unreachable(store, reason, reason.to_string()))
             }
         }
     }
 
     /// The error that names each node and its cause.
-    pub(super) fn no_majority(&self, causes: Vec<Cause>) -> Error {
-        let named = self.nodes.iter().map(|node| node.address().to_owned());
-        Error::NoMajority { store: self.info.store.clone(), causes: named.zip(causes).collect() }
+    pub(super) fn no_majority(&self, causes: Vec<NodeReason>) -> Error {
+        let failed = self.nodes.iter().zip(causes);
+        let nodes = failed.map(|(node, reason)| NodeFailure::new(node.address(), reason)).collect();
+        Error::NoMajority { store: self.info.store.clone(), nodes }
     }
 
     pub(super) fn attempt(&self, key: &ClaimKey) -> Option<Arc<Attempt>> {
@@ -392,7 +392,7 @@ impl Alerts for Quorum {
 }
 
 #[async_trait]
-impl Admin for Quorum {
+impl Administer for Quorum {
     async fn evict(&self, order: &Eviction) -> Result<Vec<Holder>> {
         let inner = &*self.inner;
         let hint = inner.hint(SystemClock.now(), 0);
@@ -401,7 +401,7 @@ impl Admin for Quorum {
         let answered = answers.iter().flatten().count();
         if answered < inner.majority() {
             let cause = |answer: &Result<Option<Holder>>| match answer {
-                Ok(_) => Cause::Granted,
+                Ok(_) => NodeReason::Granted,
                 Err(error) => super::attempt::cause(error),
             };
             return Err(inner.no_majority(answers.iter().map(cause).collect()));

@@ -9,11 +9,11 @@ use std::sync::{Arc, Mutex, Weak};
 
 use tokio::sync::Notify;
 
-use super::attempt::{Attempt, SILENT};
+use super::attempt::Attempt;
 use super::engine::{Inner, lock};
 use super::owed::{Owed, Terms};
 use crate::clock::{Clock, Moment, SystemClock};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, UnreachableReason};
 use crate::rule::claim::{ClaimKey, Released};
 
 /// Claims told to a node in one exchange: a node is busy with them for some milliseconds.
@@ -129,7 +129,7 @@ impl Inner {
         hint: u64,
     ) -> (Result<Vec<Released>>, bool) {
         match self.in_time(node, self.nodes[node].leave(keys, hint)).await {
-            Err(Error::Unreachable { cause, .. }) if cause != SILENT => {
+            Err(Error::Unreachable { reason, .. }) if reason != UnreachableReason::NoAnswer => {
                 (self.in_time(node, self.nodes[node].leave(keys, hint)).await, true)
             }
             answer => (answer, false),

@@ -9,7 +9,6 @@
 //! | [`ballot`] | one attempt: whom to ask, when a majority agrees, when to give way |
 //! | [`tally`] | what the answers to a renewal or a release mean together |
 //! | [`clocks`] | what to suggest as a vote, and where to stand in line |
-//! | [`cause`] | why a node did not help |
 //! | `engine`, `attempt`, `round` | the verbs: who is asked, in which order, on which task |
 //! | `closing` | a lease that is given back, and keeps its name closed |
 //! | `leaving`, `owed` | what a node did not answer is said again when it does |
@@ -20,7 +19,6 @@
 
 mod attempt;
 pub mod ballot;
-pub mod cause;
 pub mod clocks;
 mod closing;
 mod engine;

@@ -11,11 +11,10 @@ use std::time::Duration;
 use futures_util::future::join_all;
 
 use super::attempt::cause;
-use super::cause::Cause;
 use super::engine::{Inner, lock};
 use super::{Marker, Passport};
 use crate::clock::{Clock, Moment, SystemClock};
-use crate::error::{Config, Error, Result};
+use crate::error::{Config, Error, NodeReason, Result};
 use crate::rule::claim::margin;
 
 /// When to try again to admit a node whose time has come.
@@ -83,7 +82,7 @@ impl Inner {
             match passport {
                 Ok(passport) => {
                     let admitted = passport.is_admitted();
-                    causes.push(if admitted { Cause::Granted } else { Cause::Probation });
+                    causes.push(if admitted { NodeReason::Granted } else { NodeReason::Probation });
                     passports.push(passport);
                 }
                 // A wrong password or a server that will not do is nothing to wait for.

@@ -13,11 +13,10 @@ use tokio::sync::oneshot;
 use super::Reply;
 use super::attempt::{Attempt, Phase, answer, cause};
 use super::ballot::{Answer, majority};
-use super::cause::Cause;
 use super::engine::Inner;
 use super::tally::{self, RenewalTally, Renewed};
 use crate::clock::{Clock, Moment, SystemClock};
-use crate::error::{Error, Result};
+use crate::error::{Error, NodeReason, Result};
 use crate::rule::claim::{ClaimKey, Released, Renewal, Standing};
 
 /// What a renewal is about.
@@ -41,7 +40,7 @@ struct Round {
     begun: Moment,
     items: Vec<Item>,
     /// What each node had to say, once it is known.
-    causes: Vec<Option<Cause>>,
+    causes: Vec<Option<NodeReason>>,
     answered: usize,
 }
 
@@ -123,7 +122,7 @@ impl Inner {
         let mut leaving: FuturesUnordered<_> = (0..self.nodes.len()).map(leave).collect();
         let mut answers: Vec<Vec<Option<Released>>> =
             vec![vec![None; self.nodes.len()]; keys.len()];
-        let mut causes = vec![Cause::Granted; self.nodes.len()];
+        let mut causes = vec![NodeReason::Granted; self.nodes.len()];
         let mut answer = Some(answer);
         while let Some((node, left)) = leaving.next().await {
             match left {
@@ -181,7 +180,7 @@ impl Round {
     fn answered(&mut self, node: usize, sent: Moment, replies: Vec<Reply>) {
         let now = SystemClock.now();
         self.answered += 1;
-        self.causes[node] = Some(Cause::Granted);
+        self.causes[node] = Some(NodeReason::Granted);
         if let Some(reply) = replies.first() {
             self.inner.read_clock(node, reply.time, sent, now);
         }
@@ -241,7 +240,8 @@ impl Round {
 
     fn unsure(&self) -> Error {
         let causes = self.causes.iter().cloned();
-        self.inner.no_majority(causes.map(|cause| cause.unwrap_or(Cause::NotAwaited)).collect())
+        self.inner
+            .no_majority(causes.map(|cause| cause.unwrap_or(NodeReason::NotAwaited)).collect())
     }
 
     fn standing(&self, item: &Item) -> Result<Standing> {

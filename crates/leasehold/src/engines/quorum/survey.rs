@@ -10,14 +10,14 @@ use futures_util::stream::FuturesUnordered;
 use tokio::time::timeout;
 
 use super::attempt::cause;
-use super::cause::Cause;
 use super::engine::Inner;
 use super::{NodeClaim, NodeView, Passport};
 use crate::clock::remote::STILL_MIN;
 use crate::engine::server_alert::{AlertKind, ServerAlert};
 use crate::engine::{BrokenLine, ClaimView, Finding, Level, LineView, Page, Query, Select, Totals};
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Kind, NodeReason, Result};
 use crate::rule::claim::{Holder, HolderId, Mode, Note, Token};
+use crate::rule::fence::Fence;
 use crate::rule::name::Name;
 
 /// What a lock that is not ours is shown as held by.
@@ -69,7 +69,7 @@ impl Inner {
         };
         let mut asking: FuturesUnordered<_> = (0..self.nodes.len()).map(ask).collect();
         let mut views = Views::new();
-        let mut causes = vec![Cause::Granted; self.nodes.len()];
+        let mut causes = vec![NodeReason::Granted; self.nodes.len()];
         let mut answered = 0;
         loop {
             let next = match answered < self.majority() {
@@ -243,7 +243,8 @@ impl Inner {
         let silent = self.nodes.len() - answered + broken;
         let foreign = views.iter().filter_map(|view| view.foreign);
         let foreign = foreign.clone().max().filter(|_| foreign.count() + silent >= self.majority());
-        let mut claims: Vec<NodeClaim> = views.into_iter().flat_map(|view| view.claims).collect();
+        let claims = views.into_iter().flat_map(|view| view.claims).collect();
+        let mut claims = without_given_back(claims, silent, self.majority());
         claims.sort_by(|one, other| {
             (one.rank, one.token.as_bytes()).cmp(&(other.rank, other.token.as_bytes()))
         });
@@ -266,13 +267,30 @@ impl Inner {
 fn foreign_view(remaining: Duration) -> ClaimView {
     ClaimView {
         holder: Holder::known(HolderId(0), FOREIGN).unwrap_or_else(|_| Holder::fresh()),
-        fence: 0,
+        fence: Fence::from(0),
         mode: Mode::Exclusive,
         age: Duration::ZERO,
         remaining,
         note: Note::default(),
         closed: false,
     }
+}
+
+/// A lease that keeps its name closed has another token since it was given back. This leaves out
+/// what nodes have that did not hear of that, if a majority may have heard.
+fn without_given_back(
+    mut claims: Vec<NodeClaim>,
+    silent: usize,
+    majority: usize,
+) -> Vec<NodeClaim> {
+    let closed = claims.iter().filter(|claim| claim.token.is_retired());
+    let closed: Vec<u64> = closed.filter_map(|claim| claim.vote).collect();
+    let is_given_back = |vote: u64| {
+        let heard = closed.iter().filter(|other| **other == vote).count();
+        heard > 0 && heard + silent >= majority
+    };
+    claims.retain(|claim| claim.token.is_retired() || !claim.vote.is_some_and(is_given_back));
+    claims
 }
 
 /// The claim that holds at most nodes, of several the one with the greatest vote, and at how many.
@@ -290,17 +308,49 @@ fn lease(of_it: &[NodeClaim], majority: usize) -> ClaimView {
     let fence = held.iter().map(|claim| claim.vote).max_by_key(|vote| votes(*vote)).flatten();
     held.sort_by_key(|claim| std::cmp::Reverse(claim.remaining));
     let last = held[majority.min(held.len()) - 1];
-    ClaimView { fence: fence.unwrap_or(0), ..view(last) }
+    ClaimView { fence: fence.unwrap_or(0).into(), ..view(last) }
 }
 
 fn view(claim: &NodeClaim) -> ClaimView {
     ClaimView {
         holder: claim.holder.clone(),
-        fence: claim.vote.unwrap_or(0),
+        fence: claim.vote.unwrap_or(0).into(),
         mode: Mode::Exclusive,
         age: claim.age,
         remaining: claim.remaining,
         note: claim.note.clone(),
         closed: claim.token.is_retired(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn claim(token: Token, vote: u64) -> NodeClaim {
+        NodeClaim {
+            token,
+            rank: 1,
+            holder: Holder::fresh(),
+            note: Note::default(),
+            vote: Some(vote),
+            age: Duration::ZERO,
+            remaining: Duration::from_secs(1),
+        }
+    }
+
+    #[test]
+    fn lease_that_was_given_back_is_not_held_by_the_word_of_a_node_that_did_not_hear() {
+        let (old, closed) = (Token::random(), Token::retired());
+        let left = |claims: &[(Token, u64)], silent| {
+            let claims = claims.iter().map(|(token, vote)| claim(*token, *vote)).collect();
+            let left = without_given_back(claims, silent, 2);
+            left.iter().map(|claim| claim.token).collect::<Vec<_>>()
+        };
+        assert_eq!(left(&[(closed, 7), (closed, 7), (old, 7)], 0), [closed, closed]);
+        assert_eq!(left(&[(closed, 7), (old, 7)], 1), [closed], "the silent one may have heard");
+        let few = [(closed, 7), (old, 7), (old, 7)];
+        assert_eq!(left(&few, 0), [closed, old, old], "no majority keeps the name closed");
+        assert_eq!(left(&[(closed, 7), (old, 8)], 1), [closed, old], "a later lease stays");
     }
 }

@@ -7,8 +7,8 @@
 //! the vote of every later tenure.
 
 use super::ballot::{Answer, majority};
-use super::cause::Cause;
 use crate::clock::Moment;
+use crate::error::NodeReason;
 use crate::rule::claim::{Holder, Released};
 
 /// What became of a renewal.
@@ -82,12 +82,12 @@ impl RenewalTally {
     }
 
     /// What each node has to say, for the error if nothing is sure.
-    pub fn causes(&self) -> Vec<Cause> {
+    pub fn causes(&self) -> Vec<NodeReason> {
         let cause = |answer: &Option<Answer>| match answer {
-            None => Cause::NotAwaited,
-            Some(Answer::Holds { .. }) => Cause::Granted,
-            Some(Answer::Waits { .. }) => Cause::Waiting,
-            Some(Answer::Out { by }) => Cause::Taken { by: by.clone() },
+            None => NodeReason::NotAwaited,
+            Some(Answer::Holds { .. }) => NodeReason::Granted,
+            Some(Answer::Waits { .. }) => NodeReason::Waiting,
+            Some(Answer::Out { by }) => NodeReason::Taken { by: by.clone() },
             Some(Answer::Failed(cause)) => cause.clone(),
         };
         self.answers.iter().map(cause).collect()
@@ -177,7 +177,7 @@ mod tests {
 
     #[test]
     fn a_majority_is_one_of_the_configured_nodes() {
-        let silent = || Some(Answer::Failed(Cause::Silent));
+        let silent = || Some(Answer::Failed(NodeReason::Silent));
         assert_eq!(verdict(5, &[Some(holds(5, SOON)), silent(), silent()]), Renewed::Unsure);
         let half = [Some(holds(5, SOON)), Some(holds(5, SOON)), silent(), silent()];
         assert_eq!(verdict(5, &half), Renewed::Unsure);
@@ -202,7 +202,7 @@ mod tests {
         tally.answered(0, holds(9, SOON));
         tally.answered(1, out(None));
         tally.answered(2, holds(12, SOON));
-        tally.answered(3, Answer::Failed(Cause::Silent));
+        tally.answered(3, Answer::Failed(NodeReason::Silent));
         assert_eq!(tally.to_repair(), [1]);
     }
 

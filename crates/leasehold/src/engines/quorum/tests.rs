@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use super::ballot::{Answer, Ballot, NODES_MAX, Order, Step, Terms, majority};
-use super::cause::Cause;
 use crate::clock::Moment;
+use crate::error::NodeReason;
 use crate::rule::claim::{Holder, HolderId, Ttl, margin};
 
 const START: Moment = Moment::from_nanos(1_000_000_000);
@@ -36,7 +36,7 @@ fn out(by: u128) -> Answer {
 }
 
 fn silent() -> Answer {
-    Answer::Failed(Cause::Silent)
+    Answer::Failed(NodeReason::Silent)
 }
 
 /// A ballot with what it wants sent, in order.
@@ -186,16 +186,16 @@ fn half_of_an_even_number_is_no_majority() {
 #[test]
 fn a_failure_names_each_node_and_its_cause() {
     let mut desk = Desk::new(terms(4));
-    let unreachable = Cause::Unreachable { cause: "connection refused".into() };
+    let unreachable = NodeReason::Unreachable { cause: "connection refused".into() };
     let answers = [
         (0, holds(4)),
         (1, Answer::Failed(unreachable.clone())),
-        (2, Answer::Failed(Cause::Probation)),
+        (2, Answer::Failed(NodeReason::Probation)),
     ];
     assert_eq!(desk.tell(&answers).1, Step::Failed, "two of four cannot be had any more");
-    let causes = [Cause::Granted, unreachable, Cause::Probation, Cause::NotAwaited];
+    let causes = [NodeReason::Granted, unreachable, NodeReason::Probation, NodeReason::NotAwaited];
     assert_eq!(desk.ballot.causes(), causes);
-    let taken = Cause::Taken { by: Some(holder(7)) };
+    let taken = NodeReason::Taken { by: Some(holder(7)) };
     assert_eq!(taken.to_string(), "taken by `holder 7`");
 }
 
@@ -204,8 +204,11 @@ fn a_node_that_had_no_time_to_answer_is_not_called_silent() {
     let mut desk = Desk::new(terms(3));
     let step = desk.tell(&[(0, silent()), (2, silent())]).1;
     assert_eq!(step, Step::Failed, "without waiting for the other one");
-    assert_eq!(desk.ballot.causes(), [Cause::Silent, Cause::NotAwaited, Cause::Silent]);
-    assert_ne!(Cause::NotAwaited.to_string(), Cause::Silent.to_string());
+    assert_eq!(
+        desk.ballot.causes(),
+        [NodeReason::Silent, NodeReason::NotAwaited, NodeReason::Silent]
+    );
+    assert_ne!(NodeReason::NotAwaited.to_string(), NodeReason::Silent.to_string());
 }
 
 #[test]
@@ -214,7 +217,10 @@ fn an_answer_later_than_the_ttl_is_no_vote() {
     desk.now = after(10_000);
     let (_, step) = desk.tell(&[(0, holds(4)), (1, holds(4)), (2, holds(4))]);
     assert_eq!(step, Step::Failed);
-    assert_eq!(desk.ballot.causes(), [Cause::Expired, Cause::Expired, Cause::Expired]);
+    assert_eq!(
+        desk.ballot.causes(),
+        [NodeReason::Expired, NodeReason::Expired, NodeReason::Expired]
+    );
 }
 
 #[test]

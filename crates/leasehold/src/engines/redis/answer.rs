@@ -8,6 +8,7 @@ use crate::clock::Moment;
 use crate::engine::{ClaimView, Event, EventKind, LineView};
 use crate::error::Kind;
 use crate::rule::claim::{Holder, HolderId, Mode, Note, Place, Released, Standing, Token};
+use crate::rule::fence::Fence;
 use crate::rule::line::{Entry, Line};
 use crate::rule::name::Name;
 
@@ -233,7 +234,7 @@ pub(super) fn view(value: Value, name: &Name) -> Result<Option<(LineView, Line<(
     }
     let held = vec![ClaimView {
         holder: foreign(),
-        fence: 0,
+        fence: Fence::from(0),
         mode: Mode::Exclusive,
         age: Duration::ZERO,
         remaining: left,
@@ -335,7 +336,7 @@ pub(super) fn events(message: &[u8], layout: &Layout) -> Vec<Event> {
 fn event(name: &Name, text: &str, reason: &str) -> Option<Event> {
     let (kind, claim) = text.split_once('\n')?;
     let mut fields = claim.splitn(7, '\n');
-    let fence = fields.next()?.parse().ok()?;
+    let fence: u64 = fields.next()?.parse().ok()?;
     let (id, label) = (fields.nth(2)?, fields.nth(1)?);
     let kind = match kind {
         "queued" => EventKind::Queued,
@@ -347,7 +348,7 @@ fn event(name: &Name, text: &str, reason: &str) -> Option<Event> {
         EVICTED => EventKind::Evicted { reason: reason.to_owned() },
         _ => return None,
     };
-    Some(Event { kind, name: name.clone(), holder: holder(id, label).ok()?, fence })
+    Some(Event { kind, name: name.clone(), holder: holder(id, label).ok()?, fence: fence.into() })
 }
 
 #[cfg(test)]
@@ -368,7 +369,10 @@ mod tests {
         let message = b"lock:a\nb\0evicted\n7\n1\n1\nab\nbox\npod 1\nnote\n\0why\nnot\0x\ny";
         let events = events(message, &layout);
         let [event] = &events[..] else { panic!("{events:?}") };
-        assert_eq!((event.name.as_str(), event.holder.label(), event.fence), ("a\nb", "pod 1", 7));
+        assert_eq!(
+            (event.name.as_str(), event.holder.label(), event.fence),
+            ("a\nb", "pod 1", 7_u64.into())
+        );
         assert_eq!(event.kind, EventKind::Evicted { reason: "why\nnot\0x\ny".into() });
     }
 
@@ -378,7 +382,8 @@ mod tests {
         let message =
             b"a\0b:x\0released\n7\n1\n1\nab\nbox\none\n\0granted\n8\n1\n1\nab\nbox\ntwo\n";
         let events = events(message, &layout);
-        let told: Vec<_> = events.iter().map(|event| (event.name.as_str(), event.fence)).collect();
+        let told: Vec<_> =
+            events.iter().map(|event| (event.name.as_str(), event.fence.as_u64())).collect();
         assert_eq!(told, [("x", 7), ("x", 8)], "{events:?}");
         assert_eq!((&events[0].kind, &events[1].kind), (&EventKind::Released, &EventKind::Granted));
         assert!(super::events(b"mark:1", &layout).is_empty());

@@ -8,7 +8,7 @@ use redis::{FromRedisValue, Value};
 
 use crate::clock::remote::{ClockTrouble, Reading, RemoteClock, STILL_MIN};
 use crate::clock::{Clock, SystemClock};
-use crate::engine::{Admin, Engine, Eviction, Finding, Level, Query};
+use crate::engine::{Administer, Engine, Eviction, Finding, Level, Query};
 use crate::error::{Config, Error, Result};
 use crate::rule::claim::{Claim, ClaimKey, Holder, Mode, Note, Renewal, Standing, Token, Ttl};
 use crate::rule::name::Name;
@@ -74,11 +74,11 @@ async fn about(server: &mut MultiplexedConnection, links: &Links) -> Result<Abou
 /// Refuses a server that cannot keep the promises.
 pub(super) fn accept(about: &About, allow_eviction: bool) -> Result<()> {
     if about.major() < MAJOR_MIN {
-        return Err(Error::Config(Config::Unsupported {
+        return Err(Error::Unsupported {
             engine: "redis",
             what: "work on a server before version 7.0",
             advice: "update the server",
-        }));
+        });
     }
     if about.evicts_locks() && !allow_eviction {
         return Err(Error::Config(Config::Option {

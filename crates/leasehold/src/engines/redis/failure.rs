@@ -4,7 +4,7 @@
 
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 
-use crate::error::{Config, Error};
+use crate::error::{Config, Error, UnreachableReason};
 
 /// Whether the connection is of no more use after this error.
 pub(super) fn spoils_connection(error: &RedisError) -> bool {
@@ -33,7 +33,7 @@ pub(super) fn translate(error: &RedisError, store: &str) -> Error {
         };
         Error::Store { store: store.to_owned(), cause, transient }
     };
-    let unreachable = |cause: String| Error::Unreachable { store: store.to_owned(), cause };
+    let unreachable = || Error::unreachable_by(store, reason(error), error.clone());
     match error.kind() {
         ErrorKind::Server(kind) => match kind {
             ServerErrorKind::BusyLoading => said(true, ""),
@@ -60,7 +60,7 @@ pub(super) fn translate(error: &RedisError, store: &str) -> Error {
             Some("WRONGTYPE") => said(false, BROKEN),
             _ => said(false, ""),
         },
-        ErrorKind::Io | ErrorKind::ClusterConnectionNotFound => unreachable(without_address(error)),
+        ErrorKind::Io | ErrorKind::ClusterConnectionNotFound => unreachable(),
         ErrorKind::Parse => Error::Store {
             store: store.to_owned(),
             cause: "it does not answer as a Redis server does".into(),
@@ -70,16 +70,22 @@ pub(super) fn translate(error: &RedisError, store: &str) -> Error {
             option: "ca, cert, key".into(),
             reason: format!("cannot be used: {error}"),
         }),
-        _ if error.is_io_error() || error.is_timeout() => unreachable(without_address(error)),
+        _ if error.is_io_error() || error.is_timeout() => unreachable(),
         _ => said(false, ""),
     }
 }
 
-fn without_address(error: &RedisError) -> String {
+fn reason(error: &RedisError) -> UnreachableReason {
     if error.is_timeout() {
-        return "no answer in time".into();
+        return UnreachableReason::NoAnswer;
     }
-    error.to_string()
+    if error.is_connection_refusal() {
+        return UnreachableReason::Refused;
+    }
+    match UnreachableReason::of(error) {
+        UnreachableReason::Other if error.is_connection_dropped() => UnreachableReason::Broken,
+        reason => reason,
+    }
 }
 
 /// Why a server refuses a client that gave a password.

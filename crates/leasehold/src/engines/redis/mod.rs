@@ -19,10 +19,12 @@ mod feed;
 mod keys;
 mod link;
 mod mailbox;
+#[cfg(feature = "redlock")]
 mod node;
-#[cfg(test)]
+#[cfg(all(test, feature = "redlock"))]
 mod node_tests;
 mod notices;
+#[cfg(feature = "redlock")]
 mod redlock;
 mod scripts;
 mod settings;
@@ -43,9 +45,9 @@ use crate::clock::remote::Reading;
 use crate::clock::{Clock, SystemClock};
 use crate::engine::server_alert::{AlertQueue, CheckTimer};
 use crate::engine::{
-    Admin, Alert, Alerts, Amend, Capabilities, ClaimMany, Convert, Counting, Counts, Engine, Event,
-    Eviction, Finding, HolderMessage, HolderMessages, Info, Notice, Page, Parts, Query, Resize,
-    Resized, Totals, Unattended, Wait, WaitNotices, Wake, Watch,
+    Administer, Alert, Alerts, Amend, Capabilities, ClaimMany, Convert, Counting, Counts, Engine,
+    Event, Eviction, Finding, HolderMessage, HolderMessages, Info, Notice, Page, Parts, Query,
+    Resize, Resized, Totals, Unattended, Wait, WaitNotices, Wake, Watch,
 };
 use crate::error::{Error, Result};
 use crate::rule::claim::{
@@ -65,7 +67,6 @@ use scripts::{Call, Script};
 use settings::{Settings, WaitFor};
 
 pub(crate) use keys::guard_key;
-pub use redlock::open as open_redlock;
 
 /// A store in Redis. Clones share their connections.
 #[derive(Debug, Clone)]
@@ -542,7 +543,7 @@ impl Watch for Redis {
 }
 
 #[async_trait]
-impl Admin for Redis {
+impl Administer for Redis {
     async fn evict(&self, order: &Eviction) -> Result<Vec<Holder>> {
         let inner = &*self.inner;
         let keys = inner.layout.keys(&order.name)?;

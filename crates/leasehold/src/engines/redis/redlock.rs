@@ -31,10 +31,12 @@ const TTL_MAX: Duration = Duration::from_secs(60);
 /// How long a node may take unless said otherwise: long for a network, and short beside a ttl.
 const NODE_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// Opens the nodes that a `redlock:` or `redlocks:` URL names as one store.
-pub async fn open(url: &str) -> Result<Quorum> {
-    let (nodes, settings) = parse(url)?;
-    Quorum::open(nodes, settings).await
+impl Quorum {
+    /// Opens the nodes that a `redlock:` or `redlocks:` URL names as one store.
+    pub async fn open(url: impl AsRef<str>) -> Result<Self> {
+        let (nodes, settings) = parse(url.as_ref())?;
+        Self::of_nodes(nodes, settings).await
+    }
 }
 
 pub(super) fn parse(url: &str) -> Result<(Vec<Arc<dyn Node>>, Settings)> {

@@ -1,7 +1,8 @@
 //! Locks beyond our prefix: what `doctor` shows of them, so that a wrong prefix is noticed.
 //!
 //! A lock of another library excludes ours only if both use the same key. Nothing marks such a
-//! lock, so this goes by its usual shape: a string with an expiry that holds a random token.
+//! lock, so this goes by its usual shape: a string with an expiry that holds a random token, or
+//! whose key has the word `lock`. A lock that a script sets by hand often holds no random token.
 
 use redis::aio::{ConnectionLike, MultiplexedConnection};
 use redis::{RedisResult, Value};
@@ -70,12 +71,19 @@ async fn locks(server: &mut MultiplexedConnection, keys: Vec<String>) -> RedisRe
     }
     let answers = server.req_packed_commands(&pipeline, 0, pipeline.len()).await?;
     let pairs = keys.into_iter().zip(answers.chunks_exact(2));
-    Ok(pairs.filter(|(_, answers)| is_lock(&answers[0], &answers[1])).map(|(key, _)| key).collect())
+    let locks = pairs.filter(|(key, answers)| is_lock(key, &answers[0], &answers[1]));
+    Ok(locks.map(|(key, _)| key).collect())
 }
 
-fn is_lock(left_ms: &Value, value: &Value) -> bool {
+fn is_lock(key: &str, left_ms: &Value, value: &Value) -> bool {
     let ends = matches!(left_ms, Value::Int(left_ms) if *left_ms > 0);
-    ends && matches!(value, Value::BulkString(value) if is_token(value))
+    let Value::BulkString(value) = value else { return false };
+    ends && (is_token(value) || names_lock(key) && value.len() < TOKEN_BYTES)
+}
+
+/// Whether one word of a key is `lock`.
+fn names_lock(key: &str) -> bool {
+    key.split(|c: char| !c.is_ascii_alphabetic()).any(|word| word.eq_ignore_ascii_case("lock"))
 }
 
 /// Random bits as a lock has them: 128 in hexadecimal or as a UUID (redis-py, node-redlock, and
@@ -104,6 +112,19 @@ fn is_base64(value: &[u8], padding: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn short_value_is_a_lock_if_its_key_says_so() {
+        let is_lock = |key: &str, value: &str, left_ms| {
+            is_lock(key, &Value::Int(left_ms), &Value::BulkString(value.as_bytes().to_vec()))
+        };
+        assert!(is_lock("deploy:lock", "web1:4711", 5_000));
+        assert!(is_lock("Lock.deploy", "1", 5_000));
+        assert!(!is_lock("deploy", "web1:4711", 5_000));
+        assert!(!is_lock("blocked:deploy", "web1:4711", 5_000));
+        assert!(!is_lock("deploy:lock", "web1:4711", -1), "it does not end");
+        assert!(!is_lock("lock:page", &"x".repeat(TOKEN_BYTES), 5_000), "it is a text");
+    }
 
     #[test]
     fn only_random_bits_look_like_a_token() {

@@ -190,7 +190,7 @@ pub(super) fn bump_epoch(db: &Connection, order: &Bump) -> Result<Bumped, Failur
         let from = order.floor(head.fence_mark as u64);
         let sql = "UPDATE store SET fence = ?1 - 1, fence_mark = ?1 - 1 + ?2";
         db.prepare_cached(sql)?.execute([from as i64, FENCE_BLOCK])?;
-        Ok(Bumped::Raised { before, from })
+        Ok(Bumped::Raised { before: before.into(), from: from.into() })
     })
 }
 

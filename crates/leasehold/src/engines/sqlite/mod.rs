@@ -20,6 +20,7 @@ mod store;
 mod tests;
 mod verbs;
 
+use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -31,10 +32,10 @@ use rusqlite::Connection;
 
 use crate::clock::{Clock, SystemClock};
 use crate::engine::{
-    Admin, Amend, Bump, Bumped, Capabilities, ClaimMany, Convert, Counting, Counts, Engine, Event,
-    Eviction, Finding, HolderMessage, HolderMessages, Info, Level, Notice, Page, Parts, Query,
-    RaiseFences, ReleaseNow, Resize, Resized, Setup, Totals, Unattended, Wait, WaitNotices, Wake,
-    Watch,
+    Administer, Amend, Bump, Bumped, Capabilities, ClaimMany, Convert, Counting, Counts, Engine,
+    Event, Eviction, Finding, HolderMessage, HolderMessages, Info, Level, Notice, Page, Parts,
+    Query, RaiseFences, ReleaseNow, Resize, Resized, Setup, Totals, Unattended, Wait, WaitNotices,
+    Wake, Watch,
 };
 use crate::error::{Config, Error, Result};
 use crate::rule::claim::{
@@ -472,7 +473,7 @@ impl Watch for Sqlite {
 }
 
 #[async_trait]
-impl Admin for Sqlite {
+impl Administer for Sqlite {
     async fn evict(&self, order: &Eviction) -> Result<Vec<Holder>> {
         let evicted = self.inner.write(|verb| verb.evict(order)).await?;
         let (name, by, reason) = (&order.name, order.by.label(), &order.reason);
@@ -524,8 +525,8 @@ impl Setup for Sqlite {
             .await
     }
 
-    fn schema(&self) -> &'static str {
-        file::SCHEMA
+    fn schema(&self) -> Cow<'static, str> {
+        file::SCHEMA.into()
     }
 }
 

@@ -346,7 +346,7 @@ pub(super) fn events_after(db: &Connection, last: i64) -> Result<Vec<(i64, Event
         let holder = Holder::known(id, label).map_err(|_| broken("a label out of bounds"))?;
         let name = Name::new(name).map_err(|_| broken("a name out of bounds"))?;
         let fence = row.get::<_, i64>(5)? as u64;
-        events.push((row.get(0)?, Event { kind, name, holder, fence }));
+        events.push((row.get(0)?, Event { kind, name, holder, fence: fence.into() }));
     }
     Ok(events)
 }

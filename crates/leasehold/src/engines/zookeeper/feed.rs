@@ -364,7 +364,7 @@ fn settle(line: &mut [Seen]) -> Vec<usize> {
 }
 
 fn event(kind: EventKind, name: &Name, seen: &Seen) -> Event {
-    Event { kind, name: name.clone(), holder: seen.holder.clone(), fence: seen.fence }
+    Event { kind, name: name.clone(), holder: seen.holder.clone(), fence: seen.fence.into() }
 }
 
 #[cfg(test)]

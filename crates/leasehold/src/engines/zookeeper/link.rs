@@ -18,7 +18,7 @@ use crate::error::Result;
 use super::Inner;
 use super::lock;
 use super::read::claim_acl;
-use super::session::{Session, Trouble};
+use super::session::Session;
 use super::wire::{In, Odd, Part, Request, Sort, code};
 
 /// How often the node is written that others take away.
@@ -86,7 +86,7 @@ pub(super) async fn of(inner: &Inner, session: &Session) -> Result<Link> {
 
 async fn turn(session: &Session, limit: Duration) -> Result<tokio::sync::MutexGuard<'_, ()>> {
     let turn = tokio::time::timeout(limit, session.links().turn.lock()).await;
-    turn.map_err(|_| session.error(&Trouble::Cut("no answer in time".into())))
+    turn.map_err(|_| session.silent())
 }
 
 async fn write(inner: &Inner, session: &Session, times: u64) -> Result<Link> {

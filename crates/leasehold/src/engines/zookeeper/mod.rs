@@ -52,8 +52,8 @@ use tokio::task::JoinHandle;
 use crate::engine::bell::BellRegistry;
 use crate::engine::kit::hearers::Hearers;
 use crate::engine::{
-    Admin, Amend, Bump, Bumped, Capabilities, Counting, Counts, Engine, Event, Eviction, Finding,
-    HolderMessage, HolderMessages, Info, Notice, Page, Parts, Query, RaiseFences, Totals,
+    Administer, Amend, Bump, Bumped, Capabilities, Counting, Counts, Engine, Event, Eviction,
+    Finding, HolderMessage, HolderMessages, Info, Notice, Page, Parts, Query, RaiseFences, Totals,
     Unattended, Wait, WaitNotices, Wake, Watch,
 };
 use crate::error::Result;
@@ -305,7 +305,7 @@ impl Watch for ZooKeeper {
 }
 
 #[async_trait]
-impl Admin for ZooKeeper {
+impl Administer for ZooKeeper {
     async fn evict(&self, order: &Eviction) -> Result<Vec<Holder>> {
         leave::evict(&self.inner, order).await
     }

@@ -22,7 +22,7 @@ use tokio::time::timeout;
 use crate::clock::Moment;
 use crate::engine::kit::shared_task::SharedTask;
 use crate::engine::kit::socket::Watched;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, UnreachableReason};
 
 use super::driver::Driver;
 use super::link::Links;
@@ -243,8 +243,7 @@ impl Session {
             Ok(Ok(_)) => Err(self.over()),
             _ => {
                 let cause = self.shared.status.borrow().cause.clone();
-                let cause = if cause.is_empty() { "no answer in time".into() } else { cause };
-                Err(self.error(&Trouble::Cut(cause)))
+                Err(if cause.is_empty() { self.silent() } else { self.error(&Trouble::Cut(cause)) })
             }
         }
     }
@@ -425,10 +424,16 @@ impl Session {
         }
     }
 
+    /// No answer came in time.
+    pub(super) fn silent(&self) -> Error {
+        let reason = UnreachableReason::NoAnswer;
+        Error::unreachable(&self.shared.servers.store, reason, reason.to_string())
+    }
+
     pub(super) fn error(&self, trouble: &Trouble) -> Error {
         let store = self.shared.servers.store.clone();
         match trouble {
-            Trouble::Cut(cause) => Error::Unreachable { store, cause: cause.clone() },
+            Trouble::Cut(cause) => Error::unreachable(store, UnreachableReason::Broken, cause),
             Trouble::Ended => {
                 Error::Store { store, cause: "its session ended".into(), transient: true }
             }
@@ -449,7 +454,7 @@ impl Sent<'_> {
             Ok(Ok(Ok(reply))) => Ok(reply),
             Ok(Ok(Err(trouble))) => Err(self.session.error(&trouble)),
             Ok(Err(_)) => Err(self.session.over()),
-            Err(_) => Err(self.session.error(&Trouble::Cut("no answer in time".into()))),
+            Err(_) => Err(self.session.silent()),
         }
     }
 }

@@ -61,9 +61,10 @@ mod tests {
     use super::super::settings::Settings;
     use super::super::wire::Request;
     use super::*;
+    use crate::error::UnreachableReason;
 
     fn unreachable() -> Error {
-        Error::Unreachable { store: "zk://h".into(), cause: "the server hung up".into() }
+        Error::unreachable("zk://h", UnreachableReason::Broken, "the server hung up")
     }
 
     #[tokio::test]

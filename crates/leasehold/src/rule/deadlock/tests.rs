@@ -65,7 +65,7 @@ impl World {
             let kind = Kind::from(*mode);
             let view = |((who, mode), fence): &(Asked, u64)| ClaimView {
                 holder: holder(*who),
-                fence: *fence,
+                fence: (*fence).into(),
                 mode: *mode,
                 age: Duration::ZERO,
                 remaining: Duration::ZERO,

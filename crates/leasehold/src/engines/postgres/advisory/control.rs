@@ -43,7 +43,7 @@ impl Inner {
         let answer = link.try_query(&self.settings, statement, arguments).await?;
         answer.map_err(|error| match failure::is_uninstalled(&error) && self.is_right_missing() {
             true => forbidden(&self.settings, &creation(&self.settings)),
-            false => schema::explained(&self.settings, &error),
+            false => schema::explained(&self.settings, error),
         })
     }
 

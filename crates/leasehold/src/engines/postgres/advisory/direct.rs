@@ -21,7 +21,7 @@ use super::keys::AdvisoryKey;
 /// it until it ends.
 pub async fn lock_in(transaction: &Transaction<'_>, key: AdvisoryKey, shared: bool) -> Result<()> {
     let locked = transaction.batch_execute(&key.lock_statement(shared)).await;
-    locked.map_err(|error| explained(key, &error))
+    locked.map_err(|error| explained(key, error))
 }
 
 /// Takes a lock inside a transaction if it is free now; answers whether it did.
@@ -35,11 +35,11 @@ pub async fn try_lock_in(
     shared: bool,
 ) -> Result<bool> {
     let row = transaction.query_one(&key.try_lock_statement(shared), &[]).await;
-    row.map(|row| row.get(0)).map_err(|error| explained(key, &error))
+    row.map(|row| row.get(0)).map_err(|error| explained(key, error))
 }
 
-fn explained(key: AdvisoryKey, error: &tokio_postgres::Error) -> Error {
-    if failure::code(error) == Some("40P01")
+fn explained(key: AdvisoryKey, error: tokio_postgres::Error) -> Error {
+    if failure::code(&error) == Some("40P01")
         && let Ok(name) = Name::new(format!("advisory:{key}"))
     {
         return Error::Deadlock { name, cycle: Cycle(Vec::new()) };

@@ -27,6 +27,7 @@ mod survey;
 mod take;
 mod view;
 
+use std::borrow::Cow;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
@@ -39,8 +40,9 @@ use tokio_postgres::types::{ToSql, Type};
 use crate::clock::{Clock, Moment, SystemClock};
 use crate::engine::bell::BellRegistry;
 use crate::engine::{
-    Admin, Alert, Alerts, Bump, Bumped, Capabilities, Counting, Counts, Engine, Eviction, Finding,
-    HolderMessage, HolderMessages, Info, Page, Parts, Query, RaiseFences, Setup, Totals, Wake,
+    Administer, Alert, Alerts, Bump, Bumped, Capabilities, Counting, Counts, Engine, Eviction,
+    Finding, HolderMessage, HolderMessages, Info, Page, Parts, Query, RaiseFences, Setup, Totals,
+    Wake,
 };
 use crate::error::{Error, Result};
 use crate::rule::claim::{Claim, ClaimKey, Holder, Released, Renewal, Standing};
@@ -116,7 +118,8 @@ impl Advisory {
     ///
     /// Where it is not there, or a right is missing, this succeeds all the same, so that
     /// [`schema`](Setup::schema) can be asked for; every verb then says what is missing.
-    pub async fn open(url: &str) -> Result<Self> {
+    pub async fn open(url: impl AsRef<str>) -> Result<Self> {
+        let url = url.as_ref();
         let own = |options: &mut crate::engine::kit::address::Options| {
             let keys = options.text("keys").map(|keys| keys.parse()).transpose()?;
             Ok((keys.unwrap_or_default(), options.millis("guard_ms")?))
@@ -200,7 +203,7 @@ impl Inner {
     }
 
     /// The error for what the server said about a lock.
-    fn said(&self, error: &tokio_postgres::Error) -> Error {
+    fn said(&self, error: tokio_postgres::Error) -> Error {
         schema::explained(&self.settings, error)
     }
 }
@@ -298,7 +301,7 @@ impl Alerts for Advisory {
 }
 
 #[async_trait]
-impl Admin for Advisory {
+impl Administer for Advisory {
     async fn evict(&self, order: &Eviction) -> Result<Vec<Holder>> {
         self.inner.evict(order).await
     }
@@ -352,8 +355,8 @@ impl Setup for Advisory {
         schema::install(&link, &inner.settings, &inner.statements).await
     }
 
-    fn schema(&self) -> &'static str {
-        self.inner.statements.install
+    fn schema(&self) -> Cow<'static, str> {
+        self.inner.statements.install.clone()
     }
 }
 
@@ -378,7 +381,7 @@ impl Inner {
         let arguments: [Argument<'_>; 2] = [(&above, Type::INT8), (&now, Type::INT8)];
         let row = one(&self.settings.store, self.ask(&self.statements.bump, &arguments).await?)?;
         let fence = |column: usize| row.get::<_, i64>(column).max(0) as u64;
-        Ok(Bumped::Raised { before: fence(0), from: fence(1) })
+        Ok(Bumped::Raised { before: fence(0).into(), from: fence(1).into() })
     }
 
     /// For how much longer no lock counts.

@@ -1,7 +1,6 @@
 //! What advisory locks have in the database: statements under the schema's name, and installing.
 
-use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
+use std::borrow::Cow;
 
 use crate::error::{Error, Result};
 
@@ -36,7 +35,7 @@ pub(super) struct Statements {
     pub(super) collisions: String,
     /// The channel of messages to holders.
     pub(super) for_holders: String,
-    pub(super) install: &'static str,
+    pub(super) install: Cow<'static, str>,
 }
 
 impl Statements {
@@ -92,16 +91,9 @@ impl Statements {
     }
 }
 
-/// The statements that install a schema. Made once for each name and kept, as they are handed out
-/// for ever; a program has one name or two.
-fn install_text(schema: &str) -> &'static str {
-    static MADE: Mutex<Option<HashMap<String, &'static str>>> = Mutex::new(None);
-    if schema == WRITTEN {
-        return INSTALL;
-    }
-    let mut made = MADE.lock().unwrap_or_else(PoisonError::into_inner);
-    let made = made.get_or_insert_default();
-    made.entry(schema.to_owned()).or_insert_with(|| rename(INSTALL, schema).leak())
+/// The statements that install a schema.
+fn install_text(schema: &str) -> Cow<'static, str> {
+    if schema == WRITTEN { INSTALL.into() } else { rename(INSTALL, schema).into() }
 }
 
 /// Finds the store; `None` if it is not installed.
@@ -112,7 +104,7 @@ pub(super) async fn find(
 ) -> Result<Option<u128>> {
     let rows = match link.try_query(settings, &statements.identity, &[]).await? {
         Err(error) if failure::is_uninstalled(&error) => return Ok(None),
-        answer => answer.map_err(|error| explained(settings, &error))?,
+        answer => answer.map_err(|error| explained(settings, error))?,
     };
     let row = one(&settings.store, rows)?;
     check(settings, row.get(0))?;
@@ -155,21 +147,21 @@ pub(super) async fn install(
     settings: &Settings,
     statements: &Statements,
 ) -> Result<()> {
-    let installed = unless_made(link, settings, statements.install, "advisory").await?;
+    let installed = unless_made(link, settings, &statements.install, "advisory").await?;
     let Err(error) = installed else { return Ok(()) };
     // The transaction that failed is still open on this connection, and ends with it.
     link.set_aside();
     Err(match failure::is_forbidden(&error) {
         true => forbidden(settings, &creation(settings)),
-        false => failure::error(&settings.store, &error),
+        false => failure::error(&settings.store, error),
     })
 }
 
 /// An error for the caller; where a right is missing, with the statements that give it.
-pub(super) fn explained(settings: &Settings, error: &tokio_postgres::Error) -> Error {
+pub(super) fn explained(settings: &Settings, error: tokio_postgres::Error) -> Error {
     // A table that is not logged is not there while the server follows another.
-    let follows = failure::code(error) == Some("0A000") && error.to_string().contains("recovery");
-    match failure::is_forbidden(error) {
+    let follows = failure::code(&error) == Some("0A000") && error.to_string().contains("recovery");
+    match failure::is_forbidden(&error) {
         true => forbidden(settings, &grants(settings)),
         false if follows => Error::Store {
             store: settings.store.clone(),

@@ -194,14 +194,11 @@ fn guarded_ms(ttl: Duration) -> u64 {
 /// The same error for somebody else who waited for the same attempt.
 fn copy(error: &Error) -> Option<Error> {
     match error {
-        Error::Store { store, cause, transient } => {
-            Some(Error::Store { store: store.clone(), cause: cause.clone(), transient: *transient })
-        }
-        Error::Unreachable { store, cause } => {
-            Some(Error::Unreachable { store: store.clone(), cause: cause.clone() })
-        }
-        Error::Config(config) => Some(Error::Config(config.clone())),
-        Error::Replaced { store } => Some(Error::Replaced { store: store.clone() }),
+        Error::Store { .. }
+        | Error::Unreachable { .. }
+        | Error::Unsupported { .. }
+        | Error::Config(_)
+        | Error::Replaced { .. } => Some(error.clone()),
         _ => None,
     }
 }

@@ -15,7 +15,7 @@ use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Client, Row, Statement};
 
 use crate::engine::kit::socket::Socket;
-use crate::error::{Config, Error, Result};
+use crate::error::{Error, Result};
 
 use super::super::failure;
 pub(super) use super::super::link::Answer;
@@ -143,7 +143,7 @@ impl Session {
             Ok(rows)
         };
         let rows = session.in_time(session.course.answered(first)).await?;
-        let rows = rows.map_err(|error| schema::explained(settings, &error))?;
+        let rows = rows.map_err(|error| schema::explained(settings, error))?;
         let row = link::one(&self.store, rows)?;
         if row.get::<_, i64>(2) != timeout_ms as i64 {
             return Err(pooled("the settings of its session were not kept"));
@@ -440,12 +440,12 @@ fn refusal(settings: &Settings, error: Error) -> Error {
     }
     if cause.contains("idle_session_timeout") {
         tracing::debug!(store = settings.store, "the server has no idle_session_timeout");
-        return Error::Config(Config::Unsupported {
+        return Error::Unsupported {
             engine: ENGINE,
             what: "work with a server older than PostgreSQL 14, which has no \
                    idle_session_timeout",
             advice: "use the lease table (`postgres://`), which needs 12",
-        });
+        };
     }
     error
 }
@@ -453,13 +453,13 @@ fn refusal(settings: &Settings, error: Error) -> Error {
 /// The refusal of a proxy that lends sessions.
 pub(super) fn pooled(seen: &'static str) -> Error {
     tracing::debug!(seen, "a pooling proxy is in between");
-    Error::Config(Config::Unsupported {
+    Error::Unsupported {
         engine: ENGINE,
         what: "work behind a proxy that pools sessions or transactions, such as PgBouncer: a \
                lock belongs to one session of the server, and there is no telling which one a \
                statement gets",
         advice: "connect to the server itself, or use the lease table (`postgres://`)",
-    })
+    }
 }
 
 /// A session that others use as well.

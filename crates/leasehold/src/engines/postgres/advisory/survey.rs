@@ -76,7 +76,7 @@ impl Inner {
             }
         };
         let answer = asked.session.ask(include_str!("survey.sql")).await?;
-        let rows = answer.map_err(|error| self.said(&error))?;
+        let rows = answer.map_err(|error| self.said(error))?;
         let row = link::one(&self.settings.store, rows)?;
         let millis = |column: usize| Duration::from_millis(row.get::<_, i64>(column).max(0) as u64);
         let count = u32::try_from(row.get::<_, i64>(6)).unwrap_or_default();

@@ -209,11 +209,11 @@ impl Inner {
                     // Nothing is left of it, so nothing is in the way of another session.
                     self.condemn(&session);
                     self.book().remove(&claim.key.token);
-                    last = Some(self.said(&error));
+                    last = Some(self.said(error));
                 }
                 Ok(Err(error)) => {
                     self.scrub(&claim.key, &session);
-                    return Err(self.said(&error));
+                    return Err(self.said(error));
                 }
                 Err(error) => {
                     self.suspect(&session);
@@ -349,7 +349,7 @@ impl Inner {
                     self.condemn(&session);
                 }
                 let error = match answer {
-                    Ok(Err(error)) if !leaving => Some(self.refusal(&key, &error)),
+                    Ok(Err(error)) if !leaving => Some(self.refusal(&key, error)),
                     _ => None,
                 };
                 self.end_wait(&key, &session, error);
@@ -408,8 +408,8 @@ impl Inner {
         self.bell_registry.ring(&key.token, Wake::Ask);
     }
 
-    fn refusal(&self, key: &ClaimKey, error: &tokio_postgres::Error) -> Error {
-        match failure::code(error) {
+    fn refusal(&self, key: &ClaimKey, error: tokio_postgres::Error) -> Error {
+        match failure::code(&error) {
             Some("40P01") => Error::Deadlock { name: key.name.clone(), cycle: Cycle(Vec::new()) },
             _ => self.said(error),
         }

@@ -116,7 +116,7 @@ impl Lock {
         let told = self.told.as_ref();
         Some(ClaimView {
             holder: self.holder()?,
-            fence: told.map_or(0, |told| told.fence),
+            fence: told.map_or(0, |told| told.fence).into(),
             mode: if self.shared { Mode::Shared } else { Mode::Exclusive },
             age: told.map_or(self.age, |told| told.age),
             remaining: told.map_or(Duration::ZERO, |told| told.left),
@@ -217,7 +217,7 @@ impl Inner {
         let arguments: [(&(dyn tokio_postgres::types::ToSql + Sync), Type); 1] =
             [(&pids, Type::INT4_ARRAY)];
         let asked = link.try_query(&self.settings, statement, &arguments).await?;
-        asked.map_err(|error| self.not_ours(&error))?;
+        asked.map_err(|error| self.not_ours(error))?;
         let holders = held.iter().filter_map(|lock| lock.holder()).collect();
         for _ in 0..GONE_TIMES {
             let rows = self.ask(&self.statements.inspect, &[]).await?;
@@ -234,8 +234,8 @@ impl Inner {
         })
     }
 
-    fn not_ours(&self, error: &tokio_postgres::Error) -> Error {
-        if super::super::failure::is_forbidden(error) {
+    fn not_ours(&self, error: tokio_postgres::Error) -> Error {
+        if super::super::failure::is_forbidden(&error) {
             return Error::Config(Config::Denied {
                 store: self.settings.store.clone(),
                 reason: "it may not end the holder's session".into(),

@@ -30,7 +30,7 @@ use tokio_postgres::{AsyncMessage, Client};
 
 use crate::engine::Wake;
 use crate::engine::bell::{Bell, BellRegistry};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, UnreachableReason};
 use crate::rule::claim::Token;
 
 use super::super::link::{Messages, connect};
@@ -413,7 +413,7 @@ impl Heard {
             let mut answer = pin!(client.batch_execute(statement));
             loop {
                 tokio::select! {
-                    answer = &mut answer => return answer.map_err(|e| failure::error(&store, &e)),
+                    answer = &mut answer => return answer.map_err(|e| failure::error(&store, e)),
                     message = messages.next() => {
                         *tried |= hear(&store, bells, *trial, message)?;
                     }
@@ -446,10 +446,10 @@ fn hear(
             Ok(rung.number == trial)
         }
         Some(Ok(_)) => Ok(false),
-        Some(Err(error)) => Err(failure::error(store, &error)),
+        Some(Err(error)) => Err(failure::error(store, error)),
         None => {
-            let cause = "the connection was closed".to_owned();
-            Err(Error::Unreachable { store: store.to_owned(), cause })
+            let cause = "the connection was closed";
+            Err(Error::unreachable(store, UnreachableReason::Broken, cause))
         }
     }
 }

@@ -18,5 +18,5 @@ pub(super) async fn bump(inner: &Arc<Inner>, order: &Bump) -> Result<Bumped> {
     let row = one(store, inner.query(&inner.statements.bump, &arguments).await?)?;
     let answer = Answer { store, row: &row };
     let fence = |column| answer.get::<i64>(column).map(|fence| fence.max(0) as u64);
-    Ok(Bumped::Raised { before: fence("before")?, from: fence("first")? })
+    Ok(Bumped::Raised { before: fence("before")?.into(), from: fence("first")?.into() })
 }

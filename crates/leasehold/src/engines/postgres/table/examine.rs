@@ -41,7 +41,8 @@ async fn stands_still(inner: &Arc<Inner>, first: &Row) -> Result<Option<Finding>
     tokio::time::sleep(2 * STILL_MIN).await;
     let rows = inner.query(&inner.statements.examine, &[]).await?;
     let (first, next) = (first.try_get::<_, i64>(11), one(&inner.settings.store, rows)?);
-    let same = matches!((first, next.try_get(11)), (Ok(first), Ok(next)) if first == next);
+    let same =
+        matches!((first, next.try_get::<_, i64>(11)), (Ok(first), Ok(next)) if first == next);
     Ok(same.then(|| {
         let advice = "nothing expires on this server: see to its clock";
         finding(Level::Bad, "clock", "the server's stands still".into(), advice)

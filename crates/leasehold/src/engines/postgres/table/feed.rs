@@ -14,7 +14,7 @@ use tokio_postgres::types::Type;
 use tokio_postgres::{AsyncMessage, Client};
 
 use crate::engine::{Event, EventKind, Query};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, UnreachableReason};
 use crate::rule::claim::{Holder, HolderId};
 use crate::rule::name::Name;
 
@@ -171,16 +171,15 @@ async fn drive<T>(
     loop {
         tokio::select! {
             done = &mut work => {
-                return done.map_err(|error| failure::error(&settings.store, &error));
+                return done.map_err(|error| failure::error(&settings.store, error));
             }
             message = messages.next() => match message {
                 Some(Ok(AsyncMessage::Notification(told))) => tell(told.payload()),
                 Some(Ok(_)) => {}
-                Some(Err(error)) => return Err(failure::error(&settings.store, &error)),
+                Some(Err(error)) => return Err(failure::error(&settings.store, error)),
                 None => {
-                    let cause = "the connection was closed".to_owned();
-                    let store = settings.store.clone();
-                    return Err(Error::Unreachable { store, cause });
+                    let (store, cause) = (&settings.store, "the connection was closed");
+                    return Err(Error::unreachable(store, UnreachableReason::Broken, cause));
                 }
             },
         }
@@ -201,7 +200,7 @@ async fn prolong(
 fn read(payload: &str) -> Option<Event> {
     let mut words = payload.splitn(6, ' ');
     let kind = words.next()?;
-    let fence = words.next()?.parse().ok()?;
+    let fence: u64 = words.next()?.parse().ok()?;
     let holder = u128::from_str_radix(words.next()?, 16).ok()?;
     let name_bytes: usize = words.next()?.parse().ok()?;
     let label_bytes: usize = words.next()?.parse().ok()?;
@@ -219,7 +218,7 @@ fn read(payload: &str) -> Option<Event> {
         _ => return None,
     };
     let holder = Holder::known(HolderId(holder), label).ok()?;
-    Some(Event { kind, name: Name::new(name).ok()?, holder, fence })
+    Some(Event { kind, name: Name::new(name).ok()?, holder, fence: fence.into() })
 }
 
 #[cfg(test)]
@@ -231,7 +230,10 @@ mod tests {
         let holder = format!("{:032x}", 7);
         let event = read(&format!("evicted 12 {holder} 4 3 a bcme why not")).expect("an event");
         assert_eq!(event.kind, EventKind::Evicted { reason: "why not".into() });
-        assert_eq!((event.name.as_str(), event.holder.label(), event.fence), ("a bc", "me ", 12));
+        assert_eq!(
+            (event.name.as_str(), event.holder.label(), event.fence),
+            ("a bc", "me ", 12_u64.into())
+        );
         for odd in ["", "granted", "granted 1 x 1 1 ab", "granted 1 7 9 9 ab", "sung 1 7 1 1 ab"] {
             assert_eq!(read(odd), None, "{odd}");
         }

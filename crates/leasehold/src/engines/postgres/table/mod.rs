@@ -17,6 +17,7 @@ mod room;
 mod rows;
 pub(super) mod schema;
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
@@ -31,10 +32,10 @@ use crate::clock::remote::{Reading, RemoteClock};
 use crate::clock::{Clock, SystemClock};
 use crate::engine::server_alert::AlertQueue;
 use crate::engine::{
-    Admin, Alert, Alerts, Amend, Bump, Bumped, Capabilities, ClaimMany, Convert, Counting, Counts,
-    Engine, Event, Eviction, Finding, HolderMessage, HolderMessages, Info, Notice, Page, Parts,
-    Query, RaiseFences, Resize, Resized, Select, Setup, Totals, Unattended, Wait, WaitNotices,
-    Wake, Watch,
+    Administer, Alert, Alerts, Amend, Bump, Bumped, Capabilities, ClaimMany, Convert, Counting,
+    Counts, Engine, Event, Eviction, Finding, HolderMessage, HolderMessages, Info, Notice, Page,
+    Parts, Query, RaiseFences, Resize, Resized, Select, Setup, Totals, Unattended, Wait,
+    WaitNotices, Wake, Watch,
 };
 use crate::error::{Error, Result};
 use crate::rule::claim::{
@@ -86,7 +87,8 @@ impl LeaseTable {
     ///
     /// Where it is not there, or a right is missing, this succeeds all the same, so that
     /// [`schema`](Setup::schema) can be asked for; every verb then says what is missing.
-    pub async fn open(url: &str) -> Result<Self> {
+    pub async fn open(url: impl AsRef<str>) -> Result<Self> {
+        let url = url.as_ref();
         let settings = Settings::parse(url)?;
         let fresh = Info {
             engine: "postgres",
@@ -241,7 +243,7 @@ impl Inner {
                     tracing::debug!(%name, "the line is locked for long; the claim asks again");
                 }
                 rows => {
-                    break (sent, rows.map_err(|error| failure::error(store, &error))?);
+                    break (sent, rows.map_err(|error| failure::error(store, error))?);
                 }
             }
         };
@@ -534,7 +536,7 @@ impl Watch for LeaseTable {
 }
 
 #[async_trait]
-impl Admin for LeaseTable {
+impl Administer for LeaseTable {
     async fn evict(&self, order: &Eviction) -> Result<Vec<Holder>> {
         let inner = &self.inner;
         let fences: Vec<i64> = order.fences.iter().copied().map(signed).collect();
@@ -606,7 +608,7 @@ impl Setup for LeaseTable {
         schema::install(&link, &inner.settings, &inner.statements).await
     }
 
-    fn schema(&self) -> &'static str {
-        self.inner.statements.install
+    fn schema(&self) -> Cow<'static, str> {
+        self.inner.statements.install.clone()
     }
 }

@@ -202,7 +202,7 @@ impl Inner {
         let row = match link.try_prepared(&self.settings, statement, &arguments).await? {
             // Asked in full, it is asked until it is in line.
             Err(error) if failure::is_locked_out(&error) => return Ok(Short::Unasked),
-            row => row.map_err(|error| failure::error(&self.settings.store, &error))?,
+            row => row.map_err(|error| failure::error(&self.settings.store, error))?,
         };
         let Some(row) = row else {
             // Probably it is not wanted by several any more.

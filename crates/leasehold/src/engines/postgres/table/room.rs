@@ -40,7 +40,7 @@ impl Room {
         }
         if let Some(error) = failed.as_ref().filter(|_| !first) {
             // Somebody tried while this one waited: one time limit for all, not one after another.
-            return Err(copy(error));
+            return Err(error.clone());
         }
         *failed = None;
         match inner.open_link().await {
@@ -50,7 +50,7 @@ impl Room {
                 Ok(link)
             }
             Err(error) => {
-                *failed = Some(copy(&error));
+                *failed = Some(error.clone());
                 Err(error)
             }
         }
@@ -98,20 +98,5 @@ impl Room {
 
     fn grow_after(&self) -> MutexGuard<'_, Option<Instant>> {
         self.grow_after.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// The same error for somebody else who waited for the same attempt.
-fn copy(error: &Error) -> Error {
-    match error {
-        Error::Store { store, cause, transient } => {
-            Error::Store { store: store.clone(), cause: cause.clone(), transient: *transient }
-        }
-        Error::Unreachable { store, cause } => {
-            Error::Unreachable { store: store.clone(), cause: cause.clone() }
-        }
-        Error::Config(config) => Error::Config(config.clone()),
-        Error::Replaced { store } => Error::Replaced { store: store.clone() },
-        other => Error::Unreachable { store: String::new(), cause: other.to_string() },
     }
 }

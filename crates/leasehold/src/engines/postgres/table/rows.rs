@@ -132,7 +132,7 @@ impl<'a> Answer<'a> {
         let note = Note::new(self.get::<&str>("note")?);
         Ok(ClaimView {
             holder,
-            fence: self.number("fence")?,
+            fence: self.number("fence")?.into(),
             mode: mode(u32::try_from(units).unwrap_or_default(), self.capacity()?),
             age: self.span("age_us")?,
             remaining: self.span("remaining_us")?,

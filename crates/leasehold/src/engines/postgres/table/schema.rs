@@ -1,7 +1,6 @@
 //! The store's schema: its statements, under the name it was given, and installing it.
 
-use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
+use std::borrow::Cow;
 
 use crate::clock::remote::Reading;
 use crate::clock::{Clock, SystemClock};
@@ -64,7 +63,7 @@ pub(super) struct Statements {
     pub(super) listen_events: String,
     /// The channel of messages to holders.
     pub(super) for_holders: String,
-    pub(super) install: &'static str,
+    pub(super) install: Cow<'static, str>,
 }
 
 impl Statements {
@@ -132,16 +131,9 @@ pub(in super::super) fn rename(statements: &str, schema: &str) -> String {
         .replace("SCHEMA leasehold;", &format!("SCHEMA \"{schema}\";"))
 }
 
-/// The statements that install a schema. Made once for each name and kept, as they are handed out
-/// for ever; a program has one name or two.
-fn install_text(schema: &str) -> &'static str {
-    static MADE: Mutex<Option<HashMap<String, &'static str>>> = Mutex::new(None);
-    if schema == WRITTEN {
-        return INSTALL;
-    }
-    let mut made = MADE.lock().unwrap_or_else(PoisonError::into_inner);
-    let made = made.get_or_insert_default();
-    made.entry(schema.to_owned()).or_insert_with(|| rename(INSTALL, schema).leak())
+/// The statements that install a schema.
+fn install_text(schema: &str) -> Cow<'static, str> {
+    if schema == WRITTEN { INSTALL.into() } else { rename(INSTALL, schema).into() }
 }
 
 /// A store as a connection found it.
@@ -188,7 +180,7 @@ pub(super) async fn find(
     let received = SystemClock.now();
     let rows = rows.map_err(|error| match failure::is_forbidden(&error) {
         true => forbidden(settings, &grants(settings)),
-        false => failure::error(&settings.store, &error),
+        false => failure::error(&settings.store, error),
     })?;
     let row = one(&settings.store, rows)?;
     check(settings, row.get(0), row.get(2))?;
@@ -220,13 +212,13 @@ pub(super) async fn install(
     settings: &Settings,
     statements: &Statements,
 ) -> Result<()> {
-    let installed = unless_made(link, settings, statements.install, "store").await?;
+    let installed = unless_made(link, settings, &statements.install, "store").await?;
     let Err(error) = installed else { return Ok(()) };
     // The transaction that failed is still open on this connection, and ends with it.
     link.set_aside();
     Err(match failure::is_forbidden(&error) {
         true => forbidden(settings, &creation(settings)),
-        false => failure::error(&settings.store, &error),
+        false => failure::error(&settings.store, error),
     })
 }
 
