@@ -815,6 +815,19 @@ mod postgres {
         Lab { clock: Arc::new(clock), server, turn: std::sync::Mutex::default() }
     });
 
+    /// How often a busy machine may be too slow to open a store in time.
+    const TRIES: usize = 5;
+
+    async fn opened(url: &str) -> LeaseTable {
+        for _ in 1..TRIES {
+            match LeaseTable::open(url).await {
+                Err(error) if error.is_transient() => {}
+                opened => return opened.expect("a fresh schema"),
+            }
+        }
+        LeaseTable::open(url).await.expect("a fresh schema")
+    }
+
     /// Runs the parts over as many connections, one after the other.
     fn run(connections: usize, parts: &[Vec<Step>]) -> Result<(), TestCaseError> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
@@ -824,8 +837,7 @@ mod postgres {
         runtime().block_on(async {
             let mut engines: Vec<Arc<dyn Engine>> = Vec::new();
             for _ in 0..connections {
-                let engine = LeaseTable::open(&url).await.expect("a fresh schema");
-                engines.push(Arc::new(engine));
+                engines.push(Arc::new(opened(&url).await));
             }
             let mut run = Run::new(Arc::clone(&engines[0]), VirtualClock::new(), ON_REFUSAL);
             let clock = Arc::clone(&LAB.clock);
