@@ -348,8 +348,8 @@ impl Client {
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> leasehold::Result<()> {
     /// let client = leasehold::connect("memory:").await?;
-    /// let sum = client.with("report", async |lease| lease.fence() + 1).await?;
-    /// assert!(sum > 1);
+    /// let fence = client.with("report", async |lease| lease.fence()).await?;
+    /// assert!(fence > 0);
     /// # Ok(())
     /// # }
     /// ```

@@ -50,11 +50,13 @@ type Ringer = Option<Arc<Bell>>;
 /// # use std::time::Duration;
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> leasehold::Result<()> {
+/// use leasehold::LockOptions;
 /// use leasehold::memory::Memory;
 ///
 /// let (memory, clock) = Memory::virtual_time();
 /// let client = memory.client()?;
-/// let lease = client.mutex("report").ttl(Duration::from_secs(30)).renew(false).lock().await?;
+/// let brief = LockOptions::new().ttl(Duration::from_secs(30)).renew(false);
+/// let lease = client.mutex("report").options(brief).lock().await?;
 /// clock.advance(Duration::from_secs(30));
 /// assert!(!lease.is_held(), "nobody had to wait for that");
 /// # Ok(())
