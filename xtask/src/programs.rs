@@ -24,13 +24,13 @@ const USUAL_PLACES: usize = 4;
 /// The slow programs, the longest first, and how many tests of each run at once. The longest start
 /// first, because the last to end decides how long the run takes.
 const WIDE: &[(&str, usize)] = &[
-    ("conformance", 12),
-    ("zookeeper", 8),
-    ("redis", 8),
+    ("conformance", 10),
+    ("zookeeper", 6),
+    ("redis", 6),
     ("model", 4),
-    ("etcd", 8),
-    ("postgres", 8),
-    ("cli", 8),
+    ("etcd", 6),
+    ("postgres", 6),
+    ("cli", 6),
     ("mutants", 4),
     ("short_round", 3),
     ("seeded", 2),

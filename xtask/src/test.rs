@@ -18,7 +18,7 @@ use crate::report::Report;
 use crate::{Failure, family, load, needs, setup};
 
 /// How many tests run at once, in all programs together.
-const PLACES: usize = 20;
+const PLACES: usize = 16;
 
 /// How many examples in the documentation run at once. Each is a program that cargo compiles.
 const DOCUMENTED_AT_ONCE: usize = 8;

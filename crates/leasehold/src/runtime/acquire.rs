@@ -117,7 +117,7 @@ impl Request {
     }
 
     /// Takes the lease if it is free now, and never stands in line. A refusal says who holds the
-    /// name, for which the store has 250 ms more.
+    /// name, for which the store has two seconds more.
     ///
     /// Claims of this client that were given up on the name leave first, for which the store has
     /// 250 ms. So this is not refused because of the client's own wait that ended or was dropped.

@@ -1,9 +1,13 @@
 //! Tells a refused caller which claims are in the way, and with which note.
 
+use std::time::Duration;
+
 use crate::engine::{LineView, Query};
 use crate::error::{Held, Result, TryLockError};
-use crate::runtime::acquire::FIRST_ANSWER;
 use crate::runtime::keeper::Keeper;
+
+/// How long a busy store has to tell who is in the way.
+const READ_WITHIN: Duration = Duration::from_secs(2);
 
 /// The longest line that is read for a refused caller. Reading a longer one costs a store more
 /// than the refusal did.
@@ -23,7 +27,7 @@ pub(crate) async fn explained<T>(
     let read = tokio::select! {
         biased;
         read = keeper.engine.inspect(&query) => read,
-        () = keeper.clock.sleep_until(begun + FIRST_ANSWER) => Err(keeper.silent(begun)),
+        () = keeper.clock.sleep_until(begun + READ_WITHIN) => Err(keeper.silent(begun)),
     };
     match read {
         Ok(page) => explain(&mut held, page.lines.into_iter().next()),

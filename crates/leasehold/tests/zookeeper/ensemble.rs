@@ -242,7 +242,7 @@ async fn f91_leader_that_is_cut_off_loses_its_clients_before_the_others_go_on() 
     let server = &group.servers()[alone];
     let settings = server.folder().join("zoo.cfg");
     let text = std::fs::read_to_string(&settings).expect("its settings");
-    std::fs::write(&settings, text + "syncLimit=120\n").expect("its settings");
+    std::fs::write(&settings, text + "syncLimit=1200\n").expect("its settings");
     let proxies = ways(&group, alone).await;
     lead(&group, alone).await;
     let [few, many] = [client(server.url()).await, client(&url_of_others(&group, alone)).await];
