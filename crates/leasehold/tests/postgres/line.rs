@@ -770,10 +770,12 @@ async fn sums_of_a_line_agree_with_its_claims_while_many_want_it() {
                 // Some leave the line again, in the middle of everything.
                 let span =
                     if (task + round) % 4 == 0 { Duration::from_millis(round) } else { LONG };
-                let Some(lease) =
-                    request.acquire_within(span).await.unless_held().expect("an answer")
-                else {
-                    continue;
+                let lease = match request.acquire_within(span).await.unless_held() {
+                    Ok(Some(lease)) => lease,
+                    Ok(None) => continue,
+                    // A busy server is slower than a client waits for its first answer.
+                    Err(error) if error.is_transient() && span < LONG => continue,
+                    Err(error) => panic!("{error}"),
                 };
                 assert!(!HELD.swap(true, Ordering::SeqCst), "two hold");
                 tokio::task::yield_now().await;
