@@ -259,15 +259,20 @@ async fn f117_order_is_kept_over_reset_connections() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn watch_begins_although_the_answer_about_its_own_lease_is_lost() {
     let server = server().await;
-    let proxy = Proxy::start(server.address()).await.expect("a proxy");
-    // It asks the first member by way of the proxy, and then the second one.
-    let url = format!("etcd://{},{}", proxy.address(), server.address());
+    // Two ways to the member, so that the request goes the other way when its answer is lost.
+    let first = Proxy::start(server.address()).await.expect("a proxy");
+    let second = Proxy::start(server.address()).await.expect("a proxy");
+    let url = format!("etcd://{},{}", first.address(), second.address());
     let client = client(&url).await;
-    proxy.block(Direction::ToClient);
+    first.block(Direction::ToClient);
+    second.block(Direction::ToClient);
     let watcher = client.clone();
     let watch = tokio::spawn(async move { watcher.admin().watch(&Query::all()).await.map(drop) });
     until("a lease", async || !lease_ids(&server).is_empty()).await;
-    proxy.reset_all();
+    for proxy in [&first, &second] {
+        proxy.reset_all();
+        proxy.pass().await.expect("it passes");
+    }
     soon("an answer", watch).await.expect("it ends").expect("a watch");
     until_unwatched(&server).await;
     nothing_is_left(&server, &[client]).await;
