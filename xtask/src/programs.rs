@@ -24,15 +24,15 @@ const USUAL_PLACES: usize = 4;
 /// The slow programs, the longest first, and how many tests of each run at once. The longest start
 /// first, because the last to end decides how long the run takes.
 const WIDE: &[(&str, usize)] = &[
-    ("conformance", 10),
-    ("zookeeper", 6),
-    ("redis", 6),
+    ("conformance", 6),
+    ("zookeeper", 4),
+    ("redis", 4),
     ("model", 4),
-    ("etcd", 6),
-    ("postgres", 6),
-    ("cli", 6),
+    ("etcd", 4),
+    ("postgres", 4),
+    ("cli", 4),
     ("mutants", 4),
-    ("short_round", 3),
+    ("short_round", 2),
     ("seeded", 2),
 ];
 

@@ -17,8 +17,9 @@ use crate::programs::{EVERYTHING, Program, build};
 use crate::report::Report;
 use crate::{Failure, family, load, needs, setup};
 
-/// How many tests run at once, in all programs together.
-const PLACES: usize = 16;
+/// How many tests run at once, in all programs together: enough to keep two processors busy. With
+/// more, each test only waits longer for its turn.
+const PLACES: usize = 10;
 
 /// How many examples in the documentation run at once. Each is a program that cargo compiles.
 const DOCUMENTED_AT_ONCE: usize = 8;
