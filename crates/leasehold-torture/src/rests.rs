@@ -25,7 +25,7 @@ const THE_LEASE: &str = "the lease ";
 /// lease alone, which ends by itself. No claim of a run lives for so long.
 const OBSERVES: &str = "granted with TTL(30s)";
 
-/// Claims that hold or wait, and have not ended: whoever comes next removes those that have.
+/// Claims that hold or wait, and have not ended. The next client removes those that have.
 const TABLE: &str = "SELECT 'a claim on ' || name FROM leasehold.claims \
                      WHERE expires > clock_timestamp() \
                      UNION ALL SELECT 'a claim on ' || name FROM leasehold.lines \

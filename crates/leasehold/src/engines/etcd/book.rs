@@ -44,7 +44,7 @@ pub(super) const LOOK_ALWAYS_MAX: usize = 128;
 pub(super) struct Record {
     pub(super) name: Name,
     pub(super) key: Vec<u8>,
-    /// Whether the key is this client's, and not that of whoever made the claim.
+    /// Whether this client made the key, and not another one that made the claim.
     pub(super) own: bool,
     pub(super) mode: Mode,
     pub(super) detail: Detail,

@@ -75,7 +75,7 @@ pub(super) async fn renew(inner: &Arc<Inner>, renewals: &[Renewal]) -> Result<Ve
     Ok(standings)
 }
 
-/// Finds a claim that another client made: whoever has its handle may keep it.
+/// Finds a claim that another client made. Each client with its handle may renew it.
 pub(super) async fn find(inner: &Inner, key: &ClaimKey) -> Result<Option<Record>> {
     let ClaimKey { name, token } = key;
     let lineup = lineup::read_all_with_values(inner, name).await?;

@@ -59,13 +59,13 @@ async fn shorten(inner: &Inner, session: &Session) -> Result<()> {
     }
 }
 
-/// Forgets claims that are not there any more: whoever ended one by its handle did not tell.
+/// Forgets claims that are not there any more: a client may have ended one by its handle.
 async fn forget_gone(inner: &Inner, session: &Session) -> Result<()> {
     let claims = inner.book.all_on(session.id());
     for some in claims.chunks(AT_ONCE) {
         let mut sent = Vec::with_capacity(some.len());
         for record in some {
-            // One that may have been made is looked for by whoever has the handle.
+            // The client with the handle looks for one that may have been made.
             if let Some(path) = record.paths.first() {
                 let exists = Request::Exists { path: path.clone(), watch: false };
                 sent.push((record, session.send(exists).await?));

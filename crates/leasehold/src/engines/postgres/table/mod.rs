@@ -428,7 +428,7 @@ impl Engine for LeaseTable {
     }
 
     async fn close(&self) -> Result<()> {
-        // Whoever is still under way keeps his room until he is done.
+        // A call that is in flight keeps its connections until it ends.
         self.inner.rooms().clear();
         Ok(())
     }
