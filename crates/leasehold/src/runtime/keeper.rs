@@ -95,12 +95,16 @@ struct Inbox {
     release: usize,
     /// How many that tell counts.
     telling: usize,
+    /// Whether the keeper's thread looks for losses. The holder of a lost lease may hear of it
+    /// before the keeper has reported it.
+    looking: bool,
 }
 
 impl Inbox {
-    /// Whether the store has been told everything that the keeper had to tell it.
+    /// Whether the store has been told everything that the keeper had to tell it, and every loss
+    /// was reported.
     fn is_clear(&self) -> bool {
-        self.releases.is_empty() && self.release == 0 && self.telling == 0
+        self.releases.is_empty() && self.release == 0 && self.telling == 0 && !self.looking
     }
 }
 
@@ -509,7 +513,9 @@ impl Keeper {
         let mut listening = Listening::default();
         loop {
             self.wake_at.store(u64::MAX, Ordering::SeqCst);
+            self.inbox().looking = true;
             let mut next = self.begin_renewals(&mut renewals);
+            self.inbox().looking = false;
             next = next.min(self.begin_listening(&mut listening));
             next = next.min(self.begin_releases(&mut releases));
             next = next.min(self.begin_tally(&mut tallies));
@@ -521,7 +527,10 @@ impl Keeper {
             self.wake_at.store(next.as_nanos(), Ordering::SeqCst);
             tokio::select! {
                 biased;
-                Some(done) = renewals.next() => self.finish_exchange(done),
+                Some(done) = renewals.next() => {
+                    self.inbox().looking = true;
+                    self.finish_exchange(done);
+                }
                 Some(done) = releases.next() => self.finish_exchange(done),
                 Some(done) = tallies.next() => self.finish_exchange(done),
                 Some(done) = notices.next() => self.finish_exchange(done),

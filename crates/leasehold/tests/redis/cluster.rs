@@ -7,7 +7,7 @@ use leasehold::engine::{Administer, Amend, Convert, Engine, Query, Resize};
 use leasehold::error::Config;
 use leasehold::redis::Redis;
 use leasehold::{Error, Holder, LeaseState, LostCause, Mode, Released, Result, UnlessHeld};
-use leasehold_testkit::{Group, Server, servers};
+use leasehold_testkit::{AfterLoss, Group, Proxy, Server, servers};
 
 use crate::support::*;
 
@@ -77,6 +77,49 @@ async fn migrate(group: &Group, from: &Server, slot: &str, half_way: impl AsyncF
     for server in [to, from] {
         told(server, &["CLUSTER", "SETSLOT", slot, "NODE", &id(to)]);
     }
+}
+
+/// Proxies before the servers of a Cluster, in the order of the servers. The servers announce the
+/// proxies' addresses.
+async fn announced_proxies(group: &Group) -> Vec<Proxy> {
+    let mut proxies = Vec::new();
+    for server in group.servers() {
+        let proxy = proxy(server).await;
+        told(server, &["CONFIG", "SET", "cluster-announce-port", &proxy.port().to_string()]);
+        proxies.push(proxy);
+    }
+    until("the addresses at every server", async || {
+        group.servers().iter().all(|server| {
+            let slots = told(server, &["CLUSTER", "SLOTS"]);
+            let announced = |proxy: &Proxy| {
+                let port = proxy.port().to_string();
+                slots.lines().any(|line| line == port)
+            };
+            proxies.iter().all(announced)
+        })
+    })
+    .await;
+    proxies
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f24_lost_release_answer_of_a_cluster_is_no_loss() {
+    let group = cluster().await;
+    let proxies = announced_proxies(&group).await;
+    let hosts: Vec<String> = proxies.iter().map(|proxy| proxy.address().to_string()).collect();
+    let one = client(format!("redis+cluster://{}", hosts.join(","))).await;
+    let mutex = one.mutex("report").ttl(LONG);
+    // The server knows the scripts after this.
+    mutex.lock().await.expect("free").release().await.expect("an answer");
+    let lease = mutex.lock().await.expect("free");
+    let (server, _slot) = place(&group, "lock:report");
+    let index = group.servers().iter().position(|other| other.port() == server.port());
+    let link = &proxies[index.expect("one of them")];
+    link.lose_reply_to(*b"EVALSHA", AfterLoss::Reset);
+    let released = soon("an answer", lease.release()).await.expect("an answer");
+    // The first release took effect, so the second finds no claim.
+    assert_eq!((released, link.traffic().replies_lost), (Released::Released, 1));
+    assert!(one.mutex("report").try_lock().await.unless_held().expect("an answer").is_some());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -4,8 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use leasehold::engine::{Finding, Level};
+use leasehold::claim::{Mode, Standing};
+use leasehold::engine::{Engine as _, Finding, Level, Query};
 use leasehold::error::{Invalid, NodeFailure, NodeReason};
+use leasehold::redlock::Redlock;
 use leasehold::{Client, Error, Lease, LeaseState, LostCause, Released, UnlessHeld};
 use leasehold_testkit::servers::{self, Group};
 use leasehold_testkit::{Peer, PeerKind, Server};
@@ -309,6 +311,31 @@ async fn f52_nodes_that_write_everything_down_keep_leases_and_vote_at_once() {
     let fence = lease.fence();
     assert_eq!(lease.release().await.expect("an answer"), Released::Released);
     assert!(two.mutex("report").lock().await.expect("free").fence() > fence);
+}
+
+#[tokio::test]
+async fn lease_that_a_majority_lost_keeps_others_out_at_the_last_node() {
+    let group = durable(3).await;
+    let [late, last, wiped] = group.servers() else { panic!("three nodes") };
+    let url = long_url(&group);
+    let engine = soon("a store", Redlock::open(&url)).await.expect("the store opens");
+    late.kill().expect("it is killed");
+    let lease = claim("report", Mode::Exclusive);
+    held(&engine, &lease).await;
+    late.launch().expect("it starts");
+    late.wait_ready().await.expect("it is ready");
+    told(wiped, &["FLUSHALL"]);
+    // Only one node has it now, so the renewal finds it lost. Its holder has yet to read that.
+    until("the loss", async || {
+        let standings = engine.renew(&[renewal(&lease)]).await;
+        matches!(standings.as_deref(), Ok([Ok(Standing::Out { .. })]))
+    })
+    .await;
+    // Another exchange with each node: an order to leave would arrive before it.
+    engine.inspect(&Query::name(lease.key.name.clone())).await.expect("an answer");
+    assert_eq!(told(last, &["EXISTS", "lock:report"]), "1", "the next claim can win here");
+    let next = plain_client(&url).await.mutex("report").ttl(TTL).try_lock().await;
+    assert!(next.is_err(), "two hold at once");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -200,6 +200,8 @@ impl Inner {
                 Some(attempt) => {
                     self.beat(&attempt, claim).await?;
                     if attempt.phase() == Phase::Over {
+                        // Its caller asks for it, so nobody holds by it.
+                        self.end(&attempt);
                         continue;
                     }
                     attempt
@@ -217,6 +219,8 @@ impl Inner {
                         let remaining = kept_until.since(begun).min(claim.ttl);
                         return Ok(Standing::Held { fence, remaining });
                     }
+                    // It was won and lost again before its caller was told.
+                    self.end(&attempt);
                 }
                 Step::Taken { by } => {
                     let retry_in = attempt.retry_in(SystemClock.now());

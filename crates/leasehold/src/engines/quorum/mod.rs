@@ -31,6 +31,8 @@ mod survey;
 pub mod tally;
 
 #[cfg(test)]
+mod late_repair_tests;
+#[cfg(test)]
 mod tests;
 
 use std::fmt;

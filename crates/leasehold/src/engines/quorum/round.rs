@@ -268,8 +268,12 @@ impl Round {
                 Ok(Standing::Held { fence, remaining: self.left(kept_until) })
             }
             Renewed::Lost { by } => {
+                // The holder does not know of the loss yet. The nodes that still have the claim
+                // must not grant the name before it does, so the claim stays there until its ttl
+                // has passed.
+                state.phase = Phase::Over;
                 drop(state);
-                self.inner.end(attempt);
+                self.inner.strike(attempt);
                 Ok(out(by))
             }
             // Nothing is known anew; what was known before stays.

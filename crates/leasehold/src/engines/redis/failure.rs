@@ -19,6 +19,23 @@ pub(super) fn is_unknown_script(error: &RedisError) -> bool {
     matches!(error.kind(), ErrorKind::Server(ServerErrorKind::NoScript))
 }
 
+/// Whether a server of a Cluster refused because another one has the slot.
+pub(super) fn is_moved(error: &RedisError) -> bool {
+    matches!(error.kind(), ErrorKind::Server(ServerErrorKind::Moved))
+}
+
+/// Whether a server of a Cluster refused because another one has the slot, or is about to.
+pub(super) fn is_redirect(error: &RedisError) -> bool {
+    is_moved(error) || matches!(error.kind(), ErrorKind::Server(ServerErrorKind::Ask))
+}
+
+/// The error for a redirect in a Cluster: nothing was done, and another try goes to the right
+/// server.
+pub(super) fn slot_moves(error: &RedisError, store: &str) -> Error {
+    let cause = format!("{error}: the slot of the name moves to another server");
+    Error::Store { store: store.to_owned(), cause, transient: true }
+}
+
 /// Whether the server takes no writes because its memory or its disk is full.
 pub(super) fn is_full(error: &RedisError) -> bool {
     matches!(error.code(), Some("OOM" | "MISCONF"))

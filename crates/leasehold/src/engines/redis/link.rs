@@ -29,6 +29,10 @@ use super::shape::{Shape, unreachable};
 /// far longer than a server that lives takes.
 const SILENCE_MAX: Duration = Duration::from_millis(50);
 
+/// How often a command follows a slot of a Cluster that has moved. The first answer already makes
+/// the driver read the map; another one is needed only if a slot moves again meanwhile.
+const REDIRECTS_MAX: u32 = 3;
+
 /// A connection for commands.
 #[derive(Clone)]
 pub(super) enum Connection {
@@ -38,11 +42,24 @@ pub(super) enum Connection {
 
 impl Connection {
     pub(super) async fn run(&mut self, command: &Cmd) -> RedisResult<Value> {
-        let answer = match self {
-            Connection::One(connection) => connection.req_packed_command(command).await,
-            Connection::Cluster(connection) => connection.req_packed_command(command).await,
-        };
-        answer?.extract_error()
+        match self {
+            Connection::One(connection) => {
+                connection.req_packed_command(command).await?.extract_error()
+            }
+            Connection::Cluster(connection) => {
+                let mut redirects = 0;
+                loop {
+                    let answer = connection.req_packed_command(command).await;
+                    match answer.and_then(Value::extract_error) {
+                        // Nothing was done, and the driver has read the map of the slots again.
+                        Err(error) if failure::is_moved(&error) && redirects < REDIRECTS_MAX => {
+                            redirects += 1;
+                        }
+                        answer => return answer,
+                    }
+                }
+            }
+        }
     }
 }
 
@@ -105,7 +122,7 @@ impl Links {
 
     /// Runs one command.
     pub(super) async fn run(&self, command: &Cmd) -> Result<Value> {
-        self.attempt(command).await.map_err(|error| failure::translate(&error, &self.store))
+        self.attempt(command).await.map_err(|error| self.translate(&error))
     }
 
     pub(super) async fn attempt(&self, command: &Cmd) -> RedisResult<Value> {
@@ -281,6 +298,9 @@ impl Links {
     }
 
     pub(super) fn translate(&self, error: &RedisError) -> crate::error::Error {
+        if self.shape.is_cluster() && failure::is_redirect(error) {
+            return failure::slot_moves(error, &self.store);
+        }
         failure::translate(error, &self.store)
     }
 

@@ -131,6 +131,9 @@ impl Shape {
             hosts.iter().map(|host| way.client(host)).collect::<RedisResult<_>>()?;
         let nodes = seeds.iter().map(|seed| seed.get_connection_info().clone());
         let mut builder = ClusterClientBuilder::new(nodes)
+            // Requests are repeated above the engine, which then knows that a release that finds
+            // nothing may have been its own.
+            .retries(0)
             .connection_timeout(way.limits.connect)
             .response_timeout(way.limits.answer)
             .tcp_settings(at_once());
