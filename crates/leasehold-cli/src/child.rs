@@ -12,10 +12,10 @@ use nix::sys::signal::SigSet;
 use rustix::io::Errno;
 use rustix::process::{
     Pid, Signal, WaitOptions, WaitStatus, getpid, getppid, kill_process, kill_process_group,
-    set_child_subreaper, set_parent_process_death_signal, test_kill_process_group, wait, waitpid,
+    test_kill_process_group, wait, waitpid,
 };
 
-use crate::signals;
+use crate::{platform, signals};
 
 /// How many rounds the search for processes outside the group has. Each round kills the processes
 /// that the last one left behind, and a killed process cannot fork.
@@ -69,13 +69,13 @@ impl Child {
         environment(&mut command);
         // Orphans of the command come to this process instead of to `init`. If the kernel cannot
         // do that, this process only does not report them.
-        let _adopting = set_child_subreaper(Some(getpid()));
+        let _adopting = platform::adopt_orphans();
         let parent = getpid();
         // SAFETY: between fork and exec the code only makes system calls. It allocates nothing and
         // takes no lock. The captured values are plain data made before the fork.
         unsafe {
             command.pre_exec(move || {
-                set_parent_process_death_signal(Some(Signal::TERM))?;
+                platform::end_with_parent()?;
                 // If the parent died before the line above, the kernel sends no signal. std would
                 // abort over an error, because the parent cannot read it.
                 if getppid() != Some(parent) {

@@ -26,6 +26,7 @@ mod on_lost;
 mod once;
 mod out;
 mod outer;
+mod platform;
 mod rate;
 mod record;
 mod revoke;

@@ -9,11 +9,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use nix::libc;
 use nix::sys::signal::{SigHandler, SigSet, SigmaskHow, Signal};
-use nix::sys::signalfd::{SfdFlags, SignalFd};
 use rustix::process;
 use tokio::net::unix::pipe::Receiver;
 
 use crate::exit::{self, Failure};
+use crate::platform;
 use crate::store::Store;
 
 /// Signals that this process forwards to its child.
@@ -85,8 +85,7 @@ impl Signals {
         // terminal from the background.
         blocked.add(Signal::SIGTTOU);
         let before = blocked.thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
-        let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;
-        let file = SignalFd::with_flags(&caught, flags)?.into();
+        let file = platform::signal_file(&caught)?;
         // For the reactor it is a file that turns readable.
         Ok(Self { file: Receiver::from_owned_fd_unchecked(file)?, before })
     }
@@ -103,7 +102,7 @@ impl Signals {
     /// Dropping the future loses no signal.
     pub(crate) async fn next(&mut self) -> Signal {
         loop {
-            let mut record = [0; size_of::<libc::signalfd_siginfo>()];
+            let mut record = [0; platform::RECORD_BYTES];
             match self.file.try_read(&mut record) {
                 Ok(_whole_record) => {
                     // Its first field is the number.

@@ -11,12 +11,13 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, RenameFlags, Stat};
+use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, RawMode, RenameFlags, Stat};
 use rustix::io::Errno;
 
 use crate::error::{Error, Result};
 
 use super::place::{Rights, refuse, refused};
+use super::platform::make_pipe;
 
 /// The folder beside one database.
 #[derive(Debug)]
@@ -40,14 +41,17 @@ impl BellFolder {
         sweep(&folder);
         let unnamed = format!("new-{mailbox:016x}");
         let make = || {
-            rustix::fs::mkfifoat(&folder, &unnamed, Mode::RUSR | Mode::WUSR)?;
+            make_pipe(&folder, &self.path, &unnamed)?;
             // Reading and writing, so that the pipe never ends when the last ringer leaves.
             let pipe = open_pipe(&folder, &unnamed, OFlags::RDWR)?;
-            rustix::fs::fchmod(&pipe, Mode::from_raw_mode(self.rights.mode))?;
+            rustix::fs::fchmod(&pipe, Mode::from_raw_mode(self.rights.mode as RawMode))?;
             rustix::fs::renameat(&folder, &unnamed, &folder, pipe_name(mailbox))?;
             Ok(File::from(pipe))
         };
-        make().map_err(|errno| self.cannot(errno))
+        make().map_err(|error: io::Error| match Errno::from_io_error(&error) {
+            Some(errno) => self.cannot(errno),
+            None => self.failed(&error),
+        })
     }
 
     /// Opens another client's pipe; `NXIO` if nobody reads it.
@@ -96,8 +100,9 @@ impl BellFolder {
             rustix::fs::mkdir(&unnamed, Mode::RWXU)?;
             let folder = open_folder(unnamed.as_ref())?;
             // A bit that the folder around it hands on, so that pipes get its group as well.
-            let group_of_pipes = rustix::fs::fstat(&folder)?.st_mode & 0o2000;
-            rustix::fs::fchmod(&folder, Mode::from_raw_mode(mode | group_of_pipes))?;
+            let about = rustix::fs::fstat(&folder)?;
+            let group_of_pipes = Mode::from_raw_mode(about.st_mode) & Mode::SGID;
+            rustix::fs::fchmod(&folder, Mode::from_raw_mode(mode as RawMode) | group_of_pipes)?;
             let only_new = RenameFlags::NOREPLACE;
             match rustix::fs::renameat_with(CWD, &unnamed, CWD, &self.path, only_new) {
                 // This file system cannot do that; this replaces an empty folder at most.

@@ -6,17 +6,18 @@ use std::path::Path;
 use crate::error::Result;
 
 use super::place::{refuse, refused};
+use super::platform;
 
 /// The kernel's id of the present boot.
 pub(super) fn boot_id() -> Result<String> {
     refuse_shifted_clock()?;
-    let path = Path::new("/proc/sys/kernel/random/boot_id");
-    let text = std::fs::read_to_string(path).map_err(|error| match error.kind() {
+    let (source, text) = platform::boot_id();
+    let text = text.map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => {
             let reason = "this system does not say which boot it is";
-            refuse(path, reason, "the SQLite engine needs Linux with /proc")
+            refuse(source, reason, "the SQLite engine needs Linux with /proc, or macOS")
         }
-        _ => refused(path, &error),
+        _ => refused(source, &error),
     })?;
     Ok(text.trim().to_owned())
 }

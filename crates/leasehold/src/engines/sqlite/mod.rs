@@ -15,6 +15,7 @@ mod feed;
 mod file;
 mod notices;
 mod place;
+mod platform;
 mod store;
 #[cfg(test)]
 mod tests;

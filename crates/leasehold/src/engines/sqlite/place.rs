@@ -9,12 +9,13 @@ use std::io;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, CWD, RenameFlags, StatxAttributes, StatxFlags};
+use rustix::fs::{CWD, RenameFlags};
 use rustix::io::Errno;
 
 use crate::error::{Config, Error, Result};
 
 use super::failure::{is_too_many, too_many_files};
+use super::platform::{file_system, is_mounted_alone};
 
 /// File systems whose files live on another machine, or may: their magic numbers as `statfs(2)`
 /// lists them, and the name people know.
@@ -79,7 +80,7 @@ impl Place {
             let reason = "everybody may replace files in this folder";
             return Err(refuse(folder, reason, "use a folder of your own, or `chmod o-w` it"));
         }
-        let network = filesystem(folder).and_then(network_kind);
+        let network = file_system(folder).and_then(network_kind);
         if let Some(kind) = network.filter(|_| !allow_network) {
             let reason = format!("it is on a network file system ({kind})");
             let advice = "put it on a local disk, or use a server engine; \
@@ -142,12 +143,12 @@ impl Place {
 
     /// The network file system the file is on, if it is on one.
     pub(super) fn network(&self) -> Option<&'static str> {
-        filesystem(&self.path).and_then(network_kind)
+        file_system(&self.path).and_then(network_kind)
     }
 
     /// Whether the file is in a layered file system, as that of a container is.
     pub(super) fn is_overlay(&self) -> bool {
-        filesystem(&self.path).is_some_and(|magic| magic & 0xffff_ffff == OVERLAY)
+        file_system(&self.path).is_some_and(|magic| magic & 0xffff_ffff == OVERLAY)
     }
 
     /// Who may use the file; nobody but root where it is gone.
@@ -171,13 +172,7 @@ fn refuse_other_paths(path: &Path, about: &Metadata) -> Result<()> {
             format!("it has {} names (hard links), each with a log of its own", about.nlink());
         return Err(refuse(path, reason, "keep one of them, and share its folder instead"));
     }
-    let flags = AtFlags::SYMLINK_NOFOLLOW;
-    let is_mount = match rustix::fs::statx(CWD, path, flags, StatxFlags::empty()) {
-        Ok(about) => about.stx_attributes.contains(StatxAttributes::MOUNT_ROOT),
-        // A kernel before 5.8, or a container that forbids the question.
-        Err(Errno::NOSYS | Errno::PERM) => false,
-        Err(errno) => return Err(refused(path, &errno.into())),
-    };
+    let is_mount = is_mounted_alone(path).map_err(|error| refused(path, &error))?;
     if is_mount {
         let reason = "it is mounted by itself, without the log that belongs to it";
         return Err(refuse(path, reason, "mount its folder instead"));
@@ -210,10 +205,6 @@ fn create(path: &Path) -> io::Result<()> {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
         named => named,
     }
-}
-
-fn filesystem(path: &Path) -> Option<u64> {
-    rustix::fs::statfs(path).ok().map(|about| about.f_type as u64)
 }
 
 pub(super) fn refuse(path: &Path, reason: impl Into<String>, advice: &'static str) -> Error {
