@@ -29,7 +29,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(5);
 const LOOKS_MAX: usize = 1_000;
 
 /// The pause between two collections of ended orphans.
-const COLLECT_EVERY: Duration = Duration::from_millis(200);
+const COLLECT_EVERY: Duration = Duration::from_secs(1);
 
 /// The status of a program that Ctrl-C ended, by the convention of shells.
 const INTERRUPTED: i32 = 130;

@@ -17,7 +17,7 @@ use crate::family::{self, Process};
 use crate::test_lines::Seen;
 
 /// The pause between two looks at the running jobs.
-const LOOK_EVERY: Duration = Duration::from_millis(20);
+const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// How long to wait for the rest of a job's output after its end. An orphan of the job may keep the
 /// pipe open for ever.
@@ -37,6 +37,9 @@ pub(crate) struct Job {
     pub(crate) command: Command,
     /// How many places it takes; for a test program, the tests that it runs at once.
     pub(crate) places: usize,
+    /// Whether it is cargo, which locks the folder that it writes to. Such jobs run one after the
+    /// other.
+    pub(crate) is_cargo: bool,
     /// The words that make `cargo test` run this test program alone.
     pub(crate) target: String,
 }
@@ -61,6 +64,7 @@ struct Running {
     title: String,
     target: String,
     places: usize,
+    is_cargo: bool,
     child: Child,
     begun: Instant,
     log: PathBuf,
@@ -84,7 +88,9 @@ pub(crate) fn run_all(
         let mut free = places.saturating_sub(running.iter().map(|one| one.places).sum());
         let mut index = 0;
         while index < waiting.len() {
-            if waiting[index].places <= free || running.is_empty() {
+            let job = &waiting[index];
+            let is_locked = job.is_cargo && running.iter().any(|one| one.is_cargo);
+            if !is_locked && (job.places <= free || running.is_empty()) {
                 let started = Running::start(waiting.remove(index), folder)?;
                 free = free.saturating_sub(started.places);
                 running.push(started);
@@ -127,7 +133,7 @@ fn news(running: &[Running]) -> String {
 
 impl Running {
     fn start(job: Job, folder: &Path) -> io::Result<Running> {
-        let Job { title, mut command, places, target } = job;
+        let Job { title, mut command, places, is_cargo, target } = job;
         let log = folder.join(format!("{}.log", title.replace([' ', '/'], "-")));
         let file = File::create(&log)?;
         let (reader, writer) = io::pipe()?;
@@ -143,7 +149,7 @@ impl Running {
             let _ = keep(reader, file, begun, &shared);
             drop(sender);
         });
-        Ok(Running { title, target, places, child, begun, log, seen, output })
+        Ok(Running { title, target, places, is_cargo, child, begun, log, seen, output })
     }
 
     fn seen(&self) -> MutexGuard<'_, Seen> {
@@ -214,7 +220,7 @@ mod tests {
     fn shell(title: &str, places: usize, script: &str) -> Job {
         let mut command = Command::new("sh");
         command.args(["-c", script]);
-        Job { title: title.to_owned(), command, places, target: String::new() }
+        Job { title: title.to_owned(), command, places, is_cargo: false, target: String::new() }
     }
 
     fn run(name: &str, jobs: Vec<Job>, places: usize) -> Vec<Done> {
@@ -241,6 +247,16 @@ mod tests {
         let done = run("places", vec![shell("big", 9, "true"), shell("small", 1, "true")], 2);
         assert_eq!(done.len(), 2);
         assert!(done.iter().all(|one| one.passed));
+    }
+
+    #[test]
+    fn jobs_of_cargo_run_one_after_the_other() {
+        let place = folder("cargo").with_extension("alone");
+        let place = place.display();
+        let script = format!("mkdir {place} && sleep 0.1 && rmdir {place}");
+        let cargo = |title| Job { is_cargo: true, ..shell(title, 0, &script) };
+        let done = run("one-by-one", vec![cargo("a"), cargo("b"), cargo("c")], 2);
+        assert!(done.len() == 3 && done.iter().all(|one| one.passed), "{done:?}");
     }
 
     #[test]

@@ -24,16 +24,16 @@ const USUAL_PLACES: usize = 4;
 /// The slow programs, the longest first, and how many tests of each run at once. The longest start
 /// first, because the last to end decides how long the run takes.
 const WIDE: &[(&str, usize)] = &[
-    ("conformance", 6),
-    ("zookeeper", 4),
-    ("redis", 4),
+    ("conformance", 8),
     ("model", 4),
+    ("seeded", 2),
+    ("short_round", 2),
+    ("zookeeper", 4),
     ("etcd", 4),
     ("postgres", 4),
+    ("redis", 4),
     ("cli", 4),
     ("mutants", 4),
-    ("short_round", 2),
-    ("seeded", 2),
 ];
 
 /// A program that cargo built.
@@ -143,7 +143,7 @@ impl Program {
             command.args(["--color", "never", "--test-threads", &places.to_string()]);
             command.args(words);
         }
-        Job { title: self.title(), command, places, target: self.target() }
+        Job { title: self.title(), command, places, is_cargo: false, target: self.target() }
     }
 }
 

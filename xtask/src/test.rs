@@ -1,7 +1,7 @@
 //! `cargo xtask test`: everything a change must pass, in one command.
 //!
-//! Checks the needs of the run, builds everything, then runs all test programs and examples side by
-//! side. At last it runs clippy and builds the documentation. It goes on after a failure and sums
+//! Checks the needs of the run and builds everything. Then it runs all test programs and examples
+//! side by side, and clippy and the documentation beside them. It goes on after a failure and sums
 //! up at the end. The crates define the tests.
 
 use std::fs;
@@ -19,7 +19,11 @@ use crate::{Failure, family, load, needs, setup};
 
 /// How many tests run at once, in all programs together: enough to keep two processors busy. With
 /// more, each test only waits longer for its turn.
-const PLACES: usize = 10;
+const PLACES: usize = 16;
+
+/// The priority of cargo beside the tests, from 0 to 19. It gets the processor time that the tests
+/// leave: their leases are short, and most of the time they wait.
+const CARGO_NICE: &str = "10";
 
 /// How many examples in the documentation run at once. Each is a program that cargo compiles.
 const DOCUMENTED_AT_ONCE: usize = 8;
@@ -33,9 +37,10 @@ pub(crate) fn run(arguments: &[String]) -> Result<(), Failure> {
     family::guarded(|| {
         let started = Instant::now();
         let mut report = Report::default();
+        let busy = load.is_some();
         let _load = load.map(Load::start);
         if let Some(programs) = prepared(&mut report) {
-            run_programs(&mut report, programs);
+            run_programs(&mut report, programs, busy);
         }
         report.print_summary(started.elapsed());
         if report.is_good() { Ok(()) } else { Err(Failure::Reported) }
@@ -50,10 +55,10 @@ fn prepared(report: &mut Report) -> Option<Vec<Program>> {
     report.step("build", || build(&[]))
 }
 
-fn run_programs(report: &mut Report, mut programs: Vec<Program>) {
+fn run_programs(report: &mut Report, mut programs: Vec<Program>, busy: bool) {
     programs.sort_by_key(|program| (program.turn(), program.title()));
     let mut jobs: Vec<Job> = programs.iter().map(|program| program.job(&[])).collect();
-    jobs.extend(cargo_jobs());
+    jobs.extend(cargo_jobs(busy));
     println!("\n== programs: {} of them, {PLACES} tests at once", jobs.len());
     let ran = run_all(jobs, PLACES, &log_folder(), |done| report.job(done));
     if let Err(error) = ran {
@@ -75,13 +80,14 @@ pub(crate) fn log_folder() -> PathBuf {
     all.join(format!("run-{}", std::process::id()))
 }
 
-/// Cargo's own jobs: one after the other, because each locks the folder that it writes to.
-fn cargo_jobs() -> [Job; 4] {
+/// Cargo's own jobs. They run beside the tests with a low priority. On a machine that other
+/// programs keep busy they would never end like that, so they run alone after the tests.
+fn cargo_jobs(busy: bool) -> [Job; 4] {
     let job = |title: &str, command: Command, target: &str| Job {
         title: title.to_owned(),
-        command,
-        // Alone: it keeps all processors busy, and tests with short leases would lose them.
-        places: PLACES,
+        command: if busy { command } else { with_low_priority(&command) },
+        places: if busy { PLACES } else { 0 },
+        is_cargo: true,
         target: target.to_owned(),
     };
     let mut clippy = cargo(["clippy", "--all-targets"]);
@@ -97,4 +103,20 @@ fn cargo_jobs() -> [Job; 4] {
         job("documentation", documentation, ""),
         job("public API", api, ""),
     ]
+}
+
+/// The same command with a low priority.
+fn with_low_priority(command: &Command) -> Command {
+    let mut nice = Command::new("nice");
+    nice.args(["-n", CARGO_NICE]).arg(command.get_program()).args(command.get_args());
+    if let Some(folder) = command.get_current_dir() {
+        nice.current_dir(folder);
+    }
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => nice.env(name, value),
+            None => nice.env_remove(name),
+        };
+    }
+    nice
 }

@@ -97,6 +97,12 @@ impl Scene {
     }
 }
 
+/// Whether a process of a stopped parent has ended: nobody collects its status.
+fn has_ended(id: i32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{id}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with('Z'))
+}
+
 async fn ended(child: &mut Child) -> Said {
     let status = soon("the run to end", async {
         loop {
@@ -161,7 +167,9 @@ async fn history_that_cannot_be_written_ends_the_run_with_a_sentence() {
 #[tokio::test]
 async fn interrupted_run_leaves_no_process() {
     let scene = Scene::new();
-    let mut child = scene.command(&[], "redis", "60").spawn().expect("it starts");
+    // A shell lets programs in the background ignore Ctrl-C.
+    let by = ["env", "--default-signal=INT"];
+    let mut child = scene.command(&by, "redis", "60").spawn().expect("it starts");
     until("the workers to be at work", async || {
         let files = scene.histories().into_iter().map(|path| path.join("worker-4.jsonl"));
         files.into_iter().any(|file| fs::metadata(file).is_ok_and(|file| file.len() > 1_000))
@@ -182,8 +190,13 @@ async fn worker_that_ends_by_itself_is_found_although_the_plan_kills_it() {
     let mut command = scene.command(&[], "sqlite", "12");
     let mut child = command.args(["--faults", "worker-kill"]).spawn().expect("it starts");
     until("four workers", async || scene.workers().len() == 4).await;
-    let worker = Pid::from_raw(scene.workers()[0]).expect("a number");
-    kill_process(worker, Signal::TERM).expect("it runs");
+    // The run must not kill the worker while that ends by itself.
+    let run = Pid::from_child(&child);
+    kill_process(run, Signal::STOP).expect("it runs");
+    let worker = scene.workers().into_iter().find(|id| !has_ended(*id)).expect("one that lives");
+    kill_process(Pid::from_raw(worker).expect("a number"), Signal::TERM).expect("it runs");
+    until("the worker to end", async || has_ended(worker)).await;
+    kill_process(run, Signal::CONT).expect("it runs");
     let said = ended(&mut child).await;
     scene.until_quiet().await;
     assert!(!said.success && said.output.contains("violations  stuck 1"), "{}", said.output);

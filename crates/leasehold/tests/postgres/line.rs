@@ -396,7 +396,8 @@ async fn a_renewal_is_flushed_and_a_waiters_heartbeat_is_not() {
         client.close().await.expect("closed");
     });
     let renewals = renewals.await;
-    assert!((TIMES..=TIMES + 10).contains(&renewals), "{renewals} flushes");
+    // The server also flushes for itself, now and then.
+    assert!((TIMES..2 * TIMES).contains(&renewals), "{renewals} flushes");
     let client = connect(server.url()).await.expect("connected");
     let lease = client.mutex("n").ttl(LONG).lock().await.expect("a lease");
     let next = waiter(client.request("n").ttl(LONG));
