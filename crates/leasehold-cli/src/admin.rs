@@ -26,7 +26,7 @@ struct Stats {
     units: u64,
 }
 
-/// What stands in the lines although nobody works under it.
+/// Claims in the lines that nobody works under.
 #[derive(Debug, Default)]
 struct Past {
     periods: u64,

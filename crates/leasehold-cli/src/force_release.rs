@@ -113,7 +113,7 @@ fn describe(claim: &ClaimView) -> String {
     format!("`{label}`{on} (fence {fence}){words}")
 }
 
-/// What the operator reads about a claim before it loses the lock.
+/// Describes a claim to the operator before it loses the lock.
 fn in_the_way(name: &Name, claim: &ClaimView) -> String {
     let mut told = format!(
         "`{name}` is held by {} for {}, free in {} unless it is renewed",

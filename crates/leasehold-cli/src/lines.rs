@@ -71,7 +71,7 @@ struct Who<'a> {
     program: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     permits: Option<u32>,
-    /// What the claim is there for, if it is no lock.
+    /// The purpose of the claim, if it is no lock.
     #[serde(rename = "use", skip_serializing_if = "Option::is_none")]
     used_by: Option<&'static str>,
 }
@@ -191,7 +191,7 @@ pub(crate) fn run_word(state: &RunState) -> &'static str {
     }
 }
 
-/// What a claim is there for, behind its holder, if it is no lock.
+/// The purpose of a claim that is no lock, for the place behind its holder.
 pub(crate) fn purpose_words(claim: &ClaimView) -> &'static str {
     match claim.purpose() {
         Purpose::Rate => " (a unit of `rate`)",
@@ -226,7 +226,7 @@ pub(crate) fn is_record(line: &LineView) -> bool {
     line.waiting.is_empty() && line.held.iter().all(|claim| claim.purpose() == Purpose::Evicted)
 }
 
-/// What a line is in use as: by who holds it, else by who is next.
+/// The mode in which a line is used: that of its holder, or else of the next claim.
 pub(crate) fn mode(line: &LineView) -> &'static str {
     match line.held.first().or(line.waiting.first()).map(|claim| claim.mode) {
         Some(Mode::Shared) => "shared",

@@ -27,7 +27,7 @@ const EVICTED: &str = "evicted";
 /// It is gone from the store, and nothing says why.
 pub(crate) const REMOVED: &str = "removed";
 
-/// A lost lock, as the command is told of it.
+/// A lost lock, as this process describes it to the command.
 #[derive(Debug)]
 pub(crate) struct Loss {
     pub(crate) name: Name,
@@ -39,7 +39,7 @@ pub(crate) struct Loss {
 }
 
 impl Loss {
-    /// What was lost when the command was ended for this reason; `None` if nothing was.
+    /// The loss for which the command was ended; `None` if it was ended for another reason.
     pub(crate) fn of(why: &Why, leases: &[Lease]) -> Option<Self> {
         let (index, cause) = match why {
             Why::Lost(index, cause) => (*index, word(cause)),

@@ -121,7 +121,7 @@ pub(crate) async fn once(
 
 async fn go(work: &Work<'_>, run: Run, terms: Terms, signals: &mut Signals) -> Outcome {
     let leases = std::slice::from_ref(run.lease());
-    // A command that cannot be started, or lost its lock, has not run: whoever is next may.
+    // A command that cannot be started, or lost its lock, has not run. The next process may run it.
     let Course { mut child, why, fate, .. } = work.supervise(leases, terms, signals).await?;
     let (ended, failed) = match why {
         None => {

@@ -1,4 +1,4 @@
-//! What the command asks of Linux, and what it does on other systems.
+//! Parts of the command that need Linux, and their replacements on other systems.
 //!
 //! Elsewhere a thread collects the signals. A command is not told when this process is killed, and
 //! its orphans are not found. Nothing of that was run on another system.

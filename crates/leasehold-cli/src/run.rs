@@ -124,7 +124,7 @@ pub(crate) struct Work<'a> {
     pub(crate) hold_at_most: Option<Duration>,
     pub(crate) command: &'a [OsString],
     pub(crate) pass_url: bool,
-    /// What the command gets when somebody asks for a lock.
+    /// The signal for the command when somebody asks for a lock.
     pub(crate) on_revoke: Signal,
 }
 
@@ -148,7 +148,7 @@ pub(crate) struct Course {
     pub(crate) asked: Option<Signal>,
 }
 
-/// What became of a command that was to end.
+/// The end of a command that was to end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fate {
     Ended,
@@ -350,7 +350,7 @@ pub(crate) fn status_of(child: &Child) -> u8 {
     }
 }
 
-/// What others see of a command: its program without folders and arguments.
+/// The part of a command that others see: its program without folders and arguments.
 pub(crate) fn program_name(command: &[OsString]) -> Option<String> {
     let program = Path::new(command.first()?).file_name()?;
     Some(program.to_string_lossy().into_owned())

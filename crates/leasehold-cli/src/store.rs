@@ -268,7 +268,7 @@ fn read_url_file(path: &Path) -> Result<String, Failure> {
     Ok(text)
 }
 
-/// What is wrong with the owner or the mode of a file that holds a secret. Mounted secrets belong
+/// The fault in the owner or the mode of a file that holds a secret, if there is one. Mounted secrets belong
 /// to root or to this user, and their group may read them.
 fn fault_of_url_file(path: &Path, facts: &std::fs::Metadata) -> Option<&'static str> {
     let us = rustix::process::geteuid().as_raw();
@@ -291,7 +291,7 @@ fn is_below_a_closed_folder(path: &Path) -> bool {
     })
 }
 
-/// Who this process is: a new holder, or the one whose run it is part of.
+/// The identity of this process: a new holder, or the one whose run it is part of.
 fn identity(globals: &Globals) -> Result<ClientBuilder, Failure> {
     let mut builder = Client::builder();
     if let Some(text) = std::env::var_os(HOLDER_VARIABLE) {

@@ -36,7 +36,7 @@ const ENDING: [Signal; 4] = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP, Si
 pub(crate) struct Subject {
     pub(crate) voice: Voice,
     pub(crate) program: String,
-    /// What the command gets when somebody asks for a lock.
+    /// The signal for the command when somebody asks for a lock.
     pub(crate) on_revoke: Signal,
 }
 

@@ -83,7 +83,7 @@ pub(crate) fn closed() -> String {
     )
 }
 
-/// What the users of the group need where the file is missing.
+/// The advice for users of the group where the file is missing.
 pub(crate) fn missing() -> String {
     format!(
         "this lock excludes commands of this user only: `{}` is missing, and `sudo leasehold init \

@@ -59,7 +59,7 @@ pub(crate) enum Wait {
 }
 
 impl Wait {
-    /// What the options say; `unless_said` if they say nothing.
+    /// The wait that the options ask for; `unless_said` without such an option.
     pub(crate) fn of(take: &args::Take, unless_said: Wait) -> Self {
         match (take.no_wait, take.wait) {
             (true, _) => Wait::No,

@@ -112,8 +112,8 @@ fn rfc3339(since_epoch: Duration) -> String {
     text
 }
 
-/// The date of a day counted from 1970-01-01, by counting in eras of 400 years that begin on a
-/// 1 March, so that the leap day is the last of its year.
+/// The date of a day counted from 1970-01-01. It counts in eras of 400 years that begin on a
+/// 1 March, so the leap day is the last of its year.
 fn civil(days: u64) -> (u64, u64, u64) {
     let shifted = days + 719_468;
     let (era, of_era) = (shifted / 146_097, shifted % 146_097);

@@ -1,4 +1,4 @@
-//! What is said while a lock, or the store itself, is waited for.
+//! Messages while this process waits for a lock, or for the store itself.
 //!
 //! A terminal in whose foreground this process is shows one line, kept up to date. Without a
 //! terminal, standard error gets a line after five seconds and then one a minute, so that the log
@@ -39,7 +39,7 @@ pub(crate) struct Waiting {
     voice: Voice,
     begun: Instant,
     name: RefCell<Option<Name>>,
-    /// What the store answered last, if it could not serve.
+    /// The last answer of the store, if it could not serve.
     trouble: RefCell<Option<String>>,
     drawn: Cell<bool>,
 }
@@ -152,7 +152,7 @@ impl Drop for Waiting {
     }
 }
 
-/// What matters most comes first: a narrow terminal cuts the rest.
+/// The most important words come first: a narrow terminal cuts the rest.
 fn describe(name: &Name, line: Option<&LineView>, own: &Holder, waited: Duration) -> String {
     let waiting = format!("waiting for `{name}` since {}", duration::human(waited));
     let Some(line) = line else { return waiting };

@@ -126,7 +126,7 @@ pub(crate) async fn watch(
     outcome
 }
 
-/// Who took a lease; the event does not say it, and the record does.
+/// The operator who took a lease. The event does not name it, but the record does.
 async fn taker(store: &Store, event: &Event) -> Option<String> {
     let EventKind::Evicted { .. } = event.kind else { return None };
     let record = record::of_lease(&store.client, &event.name, event.fence).await?;

@@ -74,8 +74,8 @@ impl fmt::Debug for Client {
     }
 }
 
-/// What a lease keeps its client alive by, and whose name it is made in: one for each shard, so
-/// that the leases of different threads do not count on one cache line.
+/// Keeps a lease's client alive. There is one for each shard, so that leases of different threads
+/// do not count on one cache line.
 pub(crate) type ClientRef = Arc<CachePadded<ClientShard>>;
 
 #[derive(Debug)]
@@ -124,7 +124,7 @@ pub struct ClientBuilder {
 }
 
 impl ClientBuilder {
-    /// The label people see; `HOST:PID:RANDOM` unless said otherwise. The identity stays random.
+    /// The label that people see; by default `HOST:PID:RANDOM`. The identity stays random.
     pub fn label(mut self, label: impl Into<String>) -> Self {
         self.label = Some(label.into());
         self
@@ -149,9 +149,9 @@ impl ClientBuilder {
         self
     }
 
-    /// Makes [`connect`](Self::connect) use as few connections to the store as it can, for
-    /// processes of which many run at once: all calls of the client, and its renewals, share those
-    /// of one thread. Each call costs a hop between threads, some ten microseconds.
+    /// Makes [`connect`](Self::connect) use as few connections to the store as it can. This is for
+    /// processes of which many run at once. All calls of the client, and its renewals, share the
+    /// connections of one thread. Each call costs a hop between threads, some ten microseconds.
     pub fn few_connections(mut self) -> Self {
         self.few_connections = true;
         self
@@ -163,24 +163,23 @@ impl ClientBuilder {
         self
     }
 
-    /// The clock deadlines count on; the machine's boot clock unless said otherwise.
+    /// The clock that deadlines count on; by default the machine's boot clock.
     pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
         self.clock = Some(clock);
         self
     }
 
-    /// Which part of the ttl passes before the first renewal: 10 to 90 percent, 60 unless said
-    /// otherwise.
+    /// The part of the ttl that passes before the first renewal: 10 to 90 percent, by default 60.
     pub fn renew_at_percent(mut self, percent: u32) -> Self {
         self.renew_at_percent = Some(percent);
         self
     }
 
-    /// How long a claim waits before a deadlock is looked for, and between looks: 10 ms to 1 h, 1 s
-    /// unless said otherwise. `None` turns it off for this client.
+    /// How long a claim waits before the client looks for a deadlock, and between two looks: 10 ms
+    /// to 1 h, by default 1 s. `None` turns it off for this client.
     ///
-    /// A wait costs nothing before that, and nothing at all if its task holds no other lease. What
-    /// counts as a deadlock, and what cannot be seen, is in the safety page of the documentation.
+    /// A wait costs nothing before that, and nothing at all if its task holds no other lease. The
+    /// safety page of the documentation says which deadlocks are found.
     pub fn deadlock_period(mut self, period: impl Into<Option<Duration>>) -> Self {
         self.deadlock_period = Some(period.into());
         self
@@ -375,7 +374,7 @@ impl Client {
         self.inner.keeper.engine.info()
     }
 
-    /// What else the store can do; a part that is absent says that it cannot.
+    /// The optional parts of the store's engine. If a part is absent, the store cannot do that.
     pub fn parts(&self) -> &Parts {
         &self.inner.keeper.parts
     }
@@ -406,8 +405,8 @@ impl Client {
         }
     }
 
-    /// What operators need: reading all lines, events, orders about other holders' claims, and the
-    /// store's own state.
+    /// The calls for operators: reading all lines, events, orders about other holders' claims, and
+    /// the store's own state.
     pub fn admin(&self) -> Admin<'_> {
         Admin::new(self)
     }

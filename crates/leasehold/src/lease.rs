@@ -335,8 +335,8 @@ impl Lease {
         }
     }
 
-    /// The lease as text, with which another process can renew, check or release it. Whoever has
-    /// it owns the lease.
+    /// The lease as text, with which another process can renew, check or release it. A process that
+    /// has it owns the lease.
     pub fn handle(&self) -> Handle {
         Handle {
             store_id: self.inner().keeper.engine.info().store_id,
@@ -380,7 +380,7 @@ impl Lease {
     pub async fn release(mut self) -> Result<Released> {
         self.inner().keeper.refuse_fork()?;
         self.entered = false;
-        // What is rare is in boxes, so that the way is short where the store answers at once.
+        // The rare cases are in boxes, so that the way is short where the store answers at once.
         match self.part_now() {
             Ok(Ok(())) => Ok(Released::Released),
             Ok(Err(released)) => Ok(*released),
@@ -418,8 +418,8 @@ impl Lease {
         Ok(released)
     }
 
-    /// What to say about a lease that was lost. The store is asked once at most: no time is spent
-    /// on giving back what is gone.
+    /// The answer about a lease that was lost. This asks the store once at most, and spends no time
+    /// on giving back a lease that is gone.
     async fn what_became(&self, phase: Phase) -> Released {
         let Phase::Lost(cause) = phase else { return Released::AlreadyExpired };
         match *cause {

@@ -10,9 +10,6 @@ use std::path::{Path, PathBuf};
 #[path = "prose/sources.rs"]
 mod sources;
 
-/// Sources whose comments are older than the rules. Take a file off when its comments keep them.
-const COMMENTS_TO_REWRITE: &str = include_str!("prose/comments_to_rewrite.txt");
-
 /// Words in a sentence. The rule for writers is 25; the rest is for names and numbers.
 const SENTENCE_WORDS_MAX: usize = 30;
 
@@ -314,27 +311,15 @@ fn no_text_of_the_program_hides_the_actor() {
     assert!(seen > 500, "only {seen} texts were read");
 }
 
-/// Comments of all sources but those of the list, which may only become shorter.
 #[test]
 fn no_comment_hides_the_actor() {
     let mut faults = Vec::new();
-    let mut open: BTreeSet<&str> = COMMENTS_TO_REWRITE.lines().collect();
     for path in sources() {
-        let comments = sources::read(&read(&path)).comments;
-        let found: Vec<_> = comments.iter().map(|text| (text.line, faults_of(text))).collect();
-        let is_clean = found.iter().all(|(_, faults)| faults.is_empty());
-        let short = path.strip_prefix("crates/").unwrap_or(&path);
-        if open.remove(short) {
-            if is_clean {
-                faults.push(format!("{path} is right now: take it off the list"));
-            }
-            continue;
-        }
-        for (line, wrong) in found {
-            faults.extend(wrong.iter().map(|fault| format!("{path}:{line}: {fault}")));
+        for text in sources::read(&read(&path)).comments {
+            let wrong = faults_of(&text);
+            faults.extend(wrong.iter().map(|fault| format!("{path}:{}: {fault}", text.line)));
         }
     }
-    faults.extend(open.iter().map(|path| format!("{path} is on the list and does not exist")));
     report(&faults);
 }
 

@@ -60,7 +60,10 @@ fn a_lock_goes_from_process_to_process_by_its_handle_and_its_release_leaves_noth
     expect(0, &server, &["renew", &handle, "--ttl", "1h"]);
     assert!((3_500_000..=3_600_000).contains(&left()));
     let second = leases(&server);
-    assert!(second.len() == 1 && second != first, "it moved to the lease of whoever renewed it");
+    assert!(
+        second.len() == 1 && second != first,
+        "it moved to the lease of the client that renewed it"
+    );
     expect(75, &server, &["run", "-n", "x", "--", "true"]);
     expect(0, &server, &["release", &handle]);
     assert_eq!((keys(&server), leases(&server)), (Vec::new(), Vec::new()));

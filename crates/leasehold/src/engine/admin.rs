@@ -195,7 +195,7 @@ impl Finding {
         }
     }
 
-    /// What a client found about a server while it used the store.
+    /// A finding of a client about a server while it used the store.
     pub fn of_server_alert(alert: &ServerAlert) -> Self {
         let ServerAlert { server, trouble } = alert;
         let (subject, advice) = match trouble {

@@ -21,7 +21,7 @@ use crate::rule::claim::{
     Amended, Claim, ClaimKey, ClaimRef, Holder, HolderId, Mode, Note, Released, Standing,
 };
 
-/// What an engine can do besides the eight methods of [`Engine`](crate::engine::Engine).
+/// The abilities of an engine besides the eight methods of [`Engine`](crate::engine::Engine).
 ///
 /// A client asks for it once and keeps it, so an engine knows its parts when it is opened.
 #[derive(Debug, Clone, Default)]
@@ -145,7 +145,7 @@ pub trait WaitNotices: fmt::Debug + Send + Sync {
     /// before. A client calls it only after a claim has waited for a while.
     async fn announce(&self, notice: &Notice) -> Result<()>;
 
-    /// What the clients of a holder said of their waits. It may be out of date.
+    /// The waits that the clients of a holder reported. They may be out of date.
     async fn waits_of(&self, holder: HolderId) -> Result<Vec<Wait>>;
 }
 
@@ -213,8 +213,8 @@ pub trait Counting: fmt::Debug + Send + Sync {
 
 /// Raises the fences of a store that was restored from a backup.
 ///
-/// An engine has this part if it counts fences over all names of the store, so that a client which
-/// has seen one fence gets a greater one whatever it claims next. A restored store breaks that,
+/// An engine has this part if it counts fences over all names of the store. A client that has seen
+/// one fence then gets a greater one, whatever it claims next. A restored store breaks that,
 /// the client notices, and this part mends it. Without this part fences begin at the clock, or end
 /// with the store.
 #[async_trait]

@@ -38,7 +38,7 @@ const SHARDS: usize = 256;
 /// Events a slow watcher may fall behind by before it misses some.
 const EVENTS_MAX: usize = 1_024;
 
-/// What the clients of one holder say of their long waits, and until when it counts.
+/// The long waits that the clients of one holder report, and until when each report counts.
 type Said = HashMap<u128, (Vec<Wait>, Moment)>;
 
 /// A claim that held at once is never rung, and needs no bell.
@@ -123,7 +123,7 @@ impl Memory {
         Self::on_clock(Arc::new(SystemClock), "memory:".into())
     }
 
-    /// A store on a clock that moves only when it is told to.
+    /// A store on a clock that moves only when a test moves it.
     pub fn virtual_time() -> (Self, VirtualClock) {
         let clock = VirtualClock::new();
         (Self::on_clock(Arc::new(clock.clone()), "memory:".into()), clock)
@@ -171,7 +171,7 @@ impl Memory {
         Arc::clone(&self.store.clock)
     }
 
-    /// Lets whoever holds `name` expire now, as if its time had run out unseen.
+    /// Lets the holders of `name` expire now, as if their time had run out unseen.
     pub fn expire_now(&self, name: &Name) {
         let now = self.store.clock.now();
         let hash = self.store.hash(name);

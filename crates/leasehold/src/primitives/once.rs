@@ -230,7 +230,7 @@ impl Once {
         Ok(Err(None))
     }
 
-    /// Who runs, or has run in this period, and how it went; `None` if nobody has. A name that is
+    /// The run of this period: its holder, and how it went; `None` if there is none. A name that is
     /// in use as a lock is [`Error::Mismatch`].
     pub async fn last(&self) -> Result<Option<LastRun>> {
         let name = self.request.name()?;

@@ -360,7 +360,7 @@ pub struct Renewal {
     /// The claim.
     pub key: ClaimKey,
     /// From now on, if it holds. A lease that lasts longer anyway keeps its end: several clients
-    /// may know the claim, and each counts on the end that it was told.
+    /// may know the claim, and each counts on the end that it heard of.
     pub ttl: Duration,
     /// From now on, if it waits.
     pub patience: Duration,

@@ -368,7 +368,7 @@ impl<B> Line<B> {
         if let Some(entry) = self.entries.get_mut(index) {
             if holds {
                 entry.granted.get_or_insert(now);
-                // Never sooner: another client may count on the end that it was told.
+                // Never sooner: another client may count on the end that it heard of.
                 entry.expires = entry.expires.max(now + ttl);
             } else {
                 entry.expires = now + patience;

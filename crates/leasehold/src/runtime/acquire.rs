@@ -42,7 +42,7 @@ pub(crate) const BELL_RETRY: Duration = Duration::from_millis(250);
 const DISTURBED_PAUSE: Duration = Duration::from_millis(100);
 const DISTURBED_DOUBLINGS_MAX: u32 = 5;
 
-/// The deadline of whoever does not wait.
+/// The deadline of a caller that does not wait.
 pub(crate) const NO_WAIT: Moment = Moment::from_nanos(0);
 
 /// A claim to be made: its options, and the ways to wait for it.
@@ -76,7 +76,7 @@ impl Request {
         self.name.clone()
     }
 
-    /// What to ask for; exclusive unless said otherwise.
+    /// The mode to ask for; by default exclusive.
     pub fn mode(mut self, mode: Mode) -> Self {
         self.mode = mode;
         self
@@ -157,8 +157,8 @@ impl Request {
         }
     }
 
-    /// Takes what is free without a detour, where the store answers on the spot; `None` if it takes
-    /// more than that, or fails: then the longer way does too, and says why.
+    /// Takes a free name where the store answers on the spot. `None` if it takes more than that, or
+    /// fails: the longer way then fails too, and says why.
     fn try_local(&self) -> Option<Lease> {
         let keeper = &self.client.inner.keeper;
         let part = keeper.claim_now.as_ref()?;
@@ -252,7 +252,7 @@ impl Request {
     fn unrenewed(&self) -> Option<Duration> {
         let limits = self.options.limits();
         let delay = limits.as_ref().map_or(Duration::ZERO, |limits| limits.delay);
-        // What is lost, nobody renews, and the name must stay closed for the delay then.
+        // Nobody renews a lost lease, and its name must stay closed for the delay.
         let is_whole = !self.options.renews() || !delay.is_zero();
         let whole = is_whole.then_some(self.options.ttl_or_default() + delay);
         whole.max(limits.and_then(|limits| limits.hold_at_least))
@@ -290,7 +290,7 @@ impl Request {
         Ok((claim, terms))
     }
 
-    /// What a claim is made of, if the options keep to the rules.
+    /// The contents of a claim, if the options keep to the rules.
     #[inline(always)]
     fn checked(&self) -> Result<(&Name, Mode, Note, LeaseTerms)> {
         let name = match &self.name {
@@ -401,7 +401,7 @@ impl Acquiring<'_> {
         Ok(lease)
     }
 
-    /// The loop in a span of its own, for whoever looks at spans.
+    /// The loop in a span of its own, for tools that show spans.
     async fn traced(&self, terms: LeaseTerms) -> Result<Lease, TryLockError> {
         let (name, mode) = (&self.claim.key.name, self.claim.mode);
         let span = tracing::debug_span!("leasehold.acquire", %name, ?mode);
@@ -664,7 +664,7 @@ impl Acquiring<'_> {
     }
 }
 
-/// What became of one round of asking and waiting.
+/// The end of one round of asking and waiting.
 enum Round {
     /// It is worth asking again.
     Again,
@@ -712,7 +712,7 @@ pub(crate) struct ClaimGuard<'a> {
     in_the_way: InTheWay,
 }
 
-/// What the store said last of the claims before one that does not hold.
+/// The claims before one that does not hold, by the store's last answer.
 #[derive(Debug, Default)]
 struct InTheWay {
     by: Option<Holder>,

@@ -56,7 +56,7 @@ pub(crate) struct Keeper {
     /// For the keeper, which has its own way of trying again and must not need a runtime where a
     /// lease is dropped.
     pub(crate) direct: Arc<dyn Engine>,
-    /// What the engine can do besides; without trying again.
+    /// The optional parts of the engine, which do not try again.
     pub(crate) parts: Parts,
     /// How `engine` tries again, for callers of parts.
     pub(crate) retry: RetryPolicy,
@@ -164,8 +164,8 @@ impl Keeper {
         need(part, self.direct.info()).map(|part| &**part)
     }
 
-    /// Whether this is a forked child's copy. What the client holds belongs to the parent then:
-    /// the child neither renews nor releases it, and takes no lock that a thread of the parent may
+    /// Whether this is a forked child's copy. The leases of the client belong to the parent then, so
+    /// the child neither renews nor releases them. It takes no lock that a thread of the parent may
     /// have held at the fork.
     ///
     /// This asks the kernel, which takes 0.1 to 0.3 us: twice for a lock and its release. Nothing
@@ -264,7 +264,7 @@ impl Keeper {
         self.notices.said(holder, number).await
     }
 
-    /// Takes back that a claim waits, if others were told.
+    /// Takes back the notice that a claim waits, if there is one.
     pub(crate) fn wait_ended(self: &Arc<Self>, holder: HolderId, token: &Token) {
         if self.notices.strike(holder, token) {
             self.start();
@@ -288,8 +288,8 @@ impl Keeper {
         }
     }
 
-    /// Takes a claim that did not become a lease out of its line; also when it was taken out
-    /// before, because the answer to it may have come later than that.
+    /// Takes a claim that did not become a lease out of its line. It does so also when the claim was
+    /// taken out before, because the store may have carried out its request later.
     pub(crate) fn cancel(self: &Arc<Self>, claim_state: &ClaimState) {
         let ended = self.end(claim_state);
         self.remove_from_line(
@@ -337,7 +337,7 @@ impl Keeper {
         self.registry.leave(claim_state, false);
     }
 
-    /// Leaves a claim that ended to the keeper. What becomes of it is not waited for, so it
+    /// Leaves a claim that ended to the keeper. Nobody waits for the result, so it
     /// counts as given back.
     pub(crate) fn release_later(self: &Arc<Self>, claim_state: &ClaimState, ended: &EndedClaim) {
         self.count_end(claim_state, ended, &Released::Released);
@@ -621,7 +621,7 @@ impl Keeper {
         });
     }
 
-    /// Tells whoever observes what the engine found about the store's servers, and has logged.
+    /// Reports to the observer what the engine found about the store's servers, and has logged.
     fn report_server_alert(&self, ServerAlert { server, trouble }: &ServerAlert) {
         match trouble {
             AlertKind::Clock(ClockTrouble::Step { by }) => {
@@ -662,7 +662,7 @@ impl Keeper {
         for batch in due[..due.len().min(room)].chunks(BATCH_MAX) {
             exchanges.push(Box::pin(Arc::clone(self).renew(batch.to_vec(), now)));
         }
-        // What did not fit goes out when an exchange ends, which wakes this loop.
+        // The rest goes out when an exchange ends, which wakes this loop.
         next
     }
 
@@ -912,14 +912,14 @@ impl Keeper {
         self.observe(Measure::Lost { name: &claim_state.key.name, cause, held });
     }
 
-    /// Whether the thread may end; if so it is marked as ended, and whoever closes is told.
+    /// Whether the thread may end. If so, this marks it as ended and wakes the callers of `close`.
     fn may_end(&self) -> bool {
         let mut inbox = self.inbox();
         let end = self.is_closed() && inbox.releases.is_empty() && self.notices.is_clear();
         if end {
             inbox.running = false;
             for closer in inbox.closers.drain(..) {
-                // Whoever closed may have stopped waiting.
+                // The caller may have stopped waiting.
                 let _gone = closer.send(());
             }
         }
@@ -931,7 +931,7 @@ impl Keeper {
     }
 }
 
-/// What an engine noticed by itself; never ends where it notices nothing.
+/// The alerts of an engine; never ends where it has none.
 async fn noticed(part: Option<&dyn Alerts>) -> Vec<Alert> {
     match part {
         Some(part) => part.alerts().await,

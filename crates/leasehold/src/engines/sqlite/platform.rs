@@ -1,4 +1,4 @@
-//! What the SQLite engine asks of Linux, and what it does on other systems.
+//! Parts of the SQLite engine that need Linux, and their replacements on other systems.
 //!
 //! Elsewhere programs make the pipes and tell the boot, as they do on macOS. The place of the file
 //! is judged less: no network share is recognized, and no file that is mounted by itself.
