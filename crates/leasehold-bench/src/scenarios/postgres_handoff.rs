@@ -1,8 +1,8 @@
-//! Hand-off through PostgreSQL's lease table: 16 workers in 4 processes that each keep the lock
-//! for a millisecond, 200 waiters that want it once, and 1,000 waiting tasks of one process.
+//! Hand-off through PostgreSQL's lease table. 16 workers in 4 processes each keep the lock for a
+//! millisecond, 200 waiters want it once, and 1,000 tasks of one process wait.
 //!
-//! The measure is a sum: one NOTIFY that wakes a listener in another process, one flush of a page
-//! on the same disk, and one statement that changes a row without a flush. A lock that outlives
+//! The measure is a sum of three: a NOTIFY to a listener in another process, a flush of a page, and
+//! a statement that changes a row without a flush. A lock that outlives
 //! the server, and whose waiters the server wakes, needs all of them. Commits wait for the disk.
 
 use std::time::Duration;
@@ -61,8 +61,8 @@ pub(crate) fn run(setting: &Setting, progress: &mut Progress) -> Result<Report> 
     };
     let mut report = hand_off::run(setting, progress, hand_off)?;
     report.note(
-        "`the sum` is one NOTIFY that wakes a listener in another process, one page written and \
-         flushed on the same disk, and one statement that changes a row and is not flushed. \
+        "`the sum` is one NOTIFY that wakes a listener in another process, one page flushed on \
+         the same disk, and one statement that changes a row without a flush. \
          Flushes are those of the whole server, by `pg_stat_wal`: also those of its log writer, \
          which follow what was committed without one.",
     );

@@ -1,5 +1,5 @@
-//! The pair in PostgreSQL's lease table: lock a free name and give it back, beside a plain upsert
-//! and delete of one row over the same kind of connection, prepared beforehand.
+//! The pair in PostgreSQL's lease table: lock a free name and give it back. Beside it, a plain
+//! upsert and delete of one row over the same kind of connection, prepared beforehand.
 //!
 //! Commits wait for the disk. A plain pair flushes the log twice. A release needs no flush, because
 //! a lost release only delays the next holder. So the floor is the same pair with a delete that

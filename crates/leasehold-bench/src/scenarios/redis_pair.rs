@@ -1,5 +1,5 @@
-//! The pair in Redis: lock a free name and give it back, beside two bare round trips over the same
-//! kind of connection, and beside the usual commands of a hand-written lock. The floor is a script
+//! The pair in Redis: lock a free name and give it back. Beside it, two bare round trips over the
+//! same kind of connection, and the usual commands of a hand-written lock. The floor is a script
 //! that does nothing, with keys and arguments like those of a lock. A lock with a fence and a line
 //! needs several commands in one step, and so a script.
 //!

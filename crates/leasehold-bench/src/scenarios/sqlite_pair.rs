@@ -113,9 +113,9 @@ fn report(outcomes: &[Outcome<Samples>]) -> Report {
     }
     report.table(table);
     report.note(
-        "A transaction without a statement writes nothing at all, so it is the floor; one that \
-         changes one row is the least that a lock which others can see may write, and the target \
-         is read as two of those.",
+        "A transaction without a statement writes nothing at all, so it is the floor. A \
+         lock that others can see must at least change one row. The target is read as two such \
+         transactions.",
     );
     let ratio = ratio_of_rounds(rounds(RELEASED), rounds(ONE_ROW));
     let floor = ratio_of_rounds(rounds(RELEASED), rounds(EMPTY));

@@ -1,4 +1,4 @@
-//! What an engine can do: its promises and its parts, as the cases name them.
+//! The abilities of an engine: its promises and its parts, as the cases name them.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! What holders saw of their leases, and a check that exclusive leases allow it.
+//! The leases as their holders saw them, and a check that exclusive leases allow that.
 
 use std::fmt;
 use std::str::FromStr;

@@ -1,4 +1,4 @@
-//! What a refused caller learns: who has the name, with which note, and how many are before it.
+//! A refused caller learns who has the name, with which note, and how many claims are before it.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -43,7 +43,7 @@ impl Direction {
     }
 }
 
-/// What has passed through a proxy since it was started.
+/// The traffic through a proxy since its start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Traffic {
