@@ -66,6 +66,22 @@ pub(crate) async fn acquire(
         Some(signals) => signals.opened(open).await?,
         None => open().await?,
     };
+    let taken = match check(&store, &plan).await {
+        Ok(()) => take::take(&store, &plan, signals.as_mut()).await,
+        Err(failure) => Err(failure),
+    };
+    let outcome = match taken {
+        Ok(Taken::All(leases)) => hand_over(&store, &plan, leases).await,
+        Ok(Taken::Refused(refusal)) => refuse(&store, &plan, &refusal),
+        Ok(Taken::Interrupted(signal)) => return take::interrupted(&store, signal).await,
+        Err(failure) => Err(failure),
+    };
+    take::farewell(&store).await;
+    outcome
+}
+
+/// Refuses a store whose locks do not outlive this process for as long as the plan says.
+pub(crate) async fn check(store: &Store, plan: &Plan) -> Result<(), Failure> {
     let info = store.client.info();
     if store.client.parts().unattended.is_none() || !info.can.across_processes {
         return Err(Failure::config(format!(
@@ -81,23 +97,11 @@ pub(crate) async fn acquire(
         }));
     }
     // No process renews it from here on.
-    let checked = store.client.check_unrenewed(plan.ttl).await.map_err(Failure::from);
-    let taken = match checked {
-        Ok(()) => take::take(&store, &plan, signals.as_mut()).await,
-        Err(failure) => Err(failure),
-    };
-    let outcome = match taken {
-        Ok(Taken::All(leases)) => hand_over(&store, &plan, leases).await,
-        Ok(Taken::Refused(refusal)) => refuse(&store, &plan, &refusal),
-        Ok(Taken::Interrupted(signal)) => return take::interrupted(&store, signal).await,
-        Err(failure) => Err(failure),
-    };
-    take::farewell(&store).await;
-    outcome
+    store.client.check_unrenewed(plan.ttl).await.map_err(Failure::from)
 }
 
 /// Detaches the leases and prints their handles. If it cannot print them, gives the locks back.
-async fn hand_over(store: &Store, plan: &Plan, leases: Vec<Lease>) -> Outcome {
+pub(crate) async fn hand_over(store: &Store, plan: &Plan, leases: Vec<Lease>) -> Outcome {
     let mut handles = Vec::with_capacity(leases.len());
     let mut failed = None;
     for lease in leases {

@@ -94,6 +94,9 @@ pub(crate) enum Command {
     /// Takes a lock from those who hold it, or from one of them.
     #[command(before_help = help::FORCE_RELEASE.examples, after_help = help::FORCE_RELEASE.notes)]
     ForceRelease(ForceRelease),
+    /// Takes a lock from those who hold it, before those who wait, and prints a handle.
+    #[command(before_help = help::STEAL.examples, after_help = help::STEAL.notes)]
+    Steal(Steal),
     /// Asks the holders of a lock to give it back in time, then takes it away.
     #[command(before_help = help::REVOKE.examples, after_help = help::REVOKE.notes)]
     Revoke(Revoke),
@@ -285,6 +288,27 @@ pub(crate) struct ForceRelease {
     /// Takes it only from holders with this label, as `list` shows it.
     #[arg(long, value_name = "LABEL")]
     pub(crate) from: Option<String>,
+    /// Does not ask first.
+    #[arg(short, long)]
+    pub(crate) yes: bool,
+}
+
+/// `steal`.
+#[derive(Debug, Args)]
+pub(crate) struct Steal {
+    /// The lock.
+    #[arg(add = lock_names())]
+    pub(crate) name: String,
+    /// Why: the holder reads it, and the store keeps it for an hour.
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) reason: String,
+    /// How long the lock lasts without `renew`: 100ms to 24h.
+    #[arg(long, value_name = "D", default_value = "30s", allow_hyphen_values = true)]
+    #[arg(value_parser = duration::parse_ttl)]
+    pub(crate) ttl: Duration,
+    /// Text for others to read, up to 4 KiB.
+    #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
+    pub(crate) note: String,
     /// Does not ask first.
     #[arg(short, long)]
     pub(crate) yes: bool,

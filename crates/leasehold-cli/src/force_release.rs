@@ -36,14 +36,7 @@ pub(crate) async fn force_release(
     open: impl AsyncFnOnce() -> Result<Store, Failure>,
 ) -> Outcome {
     let name = Name::new(&order.name)?;
-    if order.reason.trim().is_empty() {
-        return Err(Failure::usage("--reason is empty")
-            .hint("say why: the holder that loses the lock will want to know"));
-    }
-    if !order.yes && !io::stdin().is_terminal() {
-        return Err(Failure::usage("there is no terminal to ask on")
-            .hint("give --yes if you are sure that the holder must lose the lock"));
-    }
+    check_order(&order.reason, order.yes)?;
     let store = open().await?;
     let page = store.client.admin().inspect(&Query::name(name.clone())).await?;
     let chosen = choose(&order, &name, page.lines.first())?;
@@ -72,6 +65,19 @@ pub(crate) async fn force_release(
     };
     take::farewell(&store).await;
     report(&store, &name, &losers, &order.reason)
+}
+
+/// Refuses an order without a reason, and one that needs a terminal for its question and has none.
+pub(crate) fn check_order(reason: &str, yes: bool) -> Result<(), Failure> {
+    if reason.trim().is_empty() {
+        return Err(Failure::usage("--reason is empty")
+            .hint("say why: the holder that loses the lock will want to know"));
+    }
+    if !yes && !io::stdin().is_terminal() {
+        return Err(Failure::usage("there is no terminal to ask on")
+            .hint("give --yes if you are sure that the holder must lose the lock"));
+    }
+    Ok(())
 }
 
 /// Whether the order is not about all who hold.
@@ -114,7 +120,7 @@ fn describe(claim: &ClaimView) -> String {
 }
 
 /// Describes a claim to the operator before it loses the lock.
-fn in_the_way(name: &Name, claim: &ClaimView) -> String {
+pub(crate) fn in_the_way(name: &Name, claim: &ClaimView) -> String {
     let mut told = format!(
         "`{name}` is held by {} for {}, free in {} unless it is renewed",
         describe(claim),
@@ -128,7 +134,7 @@ fn in_the_way(name: &Name, claim: &ClaimView) -> String {
     told
 }
 
-fn confirm(question: &[String]) -> Result<bool, Failure> {
+pub(crate) fn confirm(question: &[String]) -> Result<bool, Failure> {
     for line in question {
         exit::say_all(&(escape(line) + "\n"));
     }

@@ -192,6 +192,18 @@ renewal. Until then two may believe that they hold the lock, and only a fence
 The store keeps who took it, when and why for an hour: `show` shows it.",
 };
 
+pub(crate) const STEAL: Help = Help {
+    examples: "\
+Examples:
+  handle=$(leasehold steal deploy --reason 'repair' --ttl 1h) || exit
+  echo \"$handle\" | leasehold release -
+  leasehold steal deploy --reason 'host db3 is gone' --yes",
+    notes: "\
+Takes the lock from its holders as `force-release` does, and before those who
+wait. They keep their order, and wait on behind this lock. It prints a handle as
+`acquire` does. It takes no semaphore (78).",
+};
+
 pub(crate) const REVOKE: Help = Help {
     examples: "\
 Examples:

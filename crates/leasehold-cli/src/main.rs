@@ -32,6 +32,7 @@ mod record;
 mod revoke;
 mod run;
 mod signals;
+mod steal;
 mod store;
 mod supervise;
 mod system;
@@ -110,6 +111,7 @@ async fn dispatch(cli: Cli) -> Outcome {
         Command::Watch(watch) => watch::watch(watch, open).await,
         Command::Top(top) => top::top(top, globals.json, open).await,
         Command::ForceRelease(order) => force_release::force_release(order, open).await,
+        Command::Steal(order) => steal::steal(order, open).await,
         Command::Revoke(order) => revoke::revoke(order, open).await,
         Command::Resize(order) => admin::resize(order, open).await,
         Command::BumpEpoch(order) => admin::bump_epoch(order, open).await,
@@ -138,6 +140,7 @@ fn purpose(command: &Command) -> Purpose {
         Command::Run(run) => (true, Wait::of(&run.take, Wait::ForEver)),
         Command::Acquire(acquire) => (true, Wait::of(&acquire.take, Wait::No)),
         Command::Rate(rate) => (true, rate.wait.map_or(Wait::No, Wait::Within)),
+        Command::Steal(_) => (true, Wait::No),
         Command::Elect(_) => (true, Wait::ForEver),
         Command::Once(once) => (!once.list, Wait::No),
         _ => (false, Wait::No),

@@ -139,12 +139,15 @@ impl Plan {
         Note::with_facts(&self.note, &facts)
     }
 
+    /// The options of each lock.
+    pub(crate) fn options(&self) -> LockOptions {
+        let options =
+            LockOptions::new().ttl(self.ttl).note(self.note()).lock_delay(self.lock_delay);
+        options.holding(self.outer.names())
+    }
+
     fn request(&self, client: &Client, name: &Name) -> Request {
-        let mut options = LockOptions::new()
-            .ttl(self.ttl)
-            .note(self.note())
-            .lock_delay(self.lock_delay)
-            .holding(self.outer.names());
+        let mut options = self.options();
         if let Some(span) = self.hold_at_least {
             options = options.hold_at_least(span);
         }

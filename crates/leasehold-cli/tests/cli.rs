@@ -35,6 +35,8 @@ mod run;
 mod secrets;
 #[path = "cli/signals.rs"]
 mod signals;
+#[path = "cli/steal.rs"]
+mod steal;
 #[path = "cli/stores.rs"]
 mod stores;
 #[path = "cli/support.rs"]

@@ -43,6 +43,9 @@ pub trait PartVerbs {
     /// As [`Administer::evict`](leasehold::engine::Administer::evict).
     async fn evict(&self, order: &Eviction) -> Result<Vec<Holder>>;
 
+    /// As [`Steal::steal`](leasehold::engine::Steal::steal).
+    async fn steal(&self, claim: &Claim, order: &Eviction) -> Result<Standing>;
+
     /// As [`Administer::totals`](leasehold::engine::Administer::totals).
     async fn totals(&self) -> Result<Totals>;
 }
@@ -86,6 +89,10 @@ impl PartVerbs for Arc<dyn Engine> {
 
     async fn evict(&self, order: &Eviction) -> Result<Vec<Holder>> {
         need(&self.all_parts().admin, self.info())?.evict(order).await
+    }
+
+    async fn steal(&self, claim: &Claim, order: &Eviction) -> Result<Standing> {
+        need(&self.all_parts().steal, self.info())?.steal(claim, order).await
     }
 
     async fn totals(&self) -> Result<Totals> {

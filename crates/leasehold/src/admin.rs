@@ -15,9 +15,12 @@ use crate::engine::{
     Resized, Totals, unsupported,
 };
 use crate::error::{Error, Invalid, Result, TooMany};
+use crate::lease::Lease;
+use crate::options::LockOptions;
 use crate::rule::claim::{Holder, Mode};
 use crate::rule::fence::Fence;
 use crate::rule::name::Name;
+use crate::runtime::acquire::Request;
 use crate::runtime::trial;
 
 /// How often holders that were asked for a lease are looked at, and asked again.
@@ -168,6 +171,45 @@ impl<'a> Admin<'a> {
             let pause = REVOKE_LOOK.min(until.since(now));
             keeper.clock.sleep_until(keeper.clock.now() + pause).await;
         }
+    }
+
+    /// Takes a name from its holders and holds it, before those who wait. They keep their order and
+    /// go on to wait behind this lease. It is exclusive, and its fence is greater than all before.
+    /// The former holders lose their leases as by [`force_release`](Self::force_release). A free
+    /// name is taken too. A semaphore is not: [`Error::Mismatch`].
+    ///
+    /// # Cancel safety
+    ///
+    /// The holders may have lost the name. The claim leaves the line in the background.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> leasehold::Result<()> {
+    /// let client = leasehold::connect("memory:").await?;
+    /// let hanging = client.mutex("report").lock().await?;
+    /// let lease = client.admin().steal("report", "it hangs").await?;
+    /// assert!(lease.is_held() && lease.fence() > hanging.fence());
+    /// hanging.lost().await;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn steal(self, name: impl AsRef<str>, reason: impl Into<String>) -> Result<Lease> {
+        self.steal_with(name, reason, LockOptions::new()).await
+    }
+
+    /// The same with options of the lease, such as its ttl and note.
+    /// [`reentrant`](LockOptions::reentrant) is none of them.
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`steal`](Self::steal).
+    pub async fn steal_with(
+        self,
+        name: impl AsRef<str>,
+        reason: impl Into<String>,
+        options: LockOptions,
+    ) -> Result<Lease> {
+        Request::new(self.client.clone(), name).options(options).steal(reason.into()).await
     }
 
     async fn evict(

@@ -66,6 +66,12 @@ enum Step {
         name: usize,
         which: u8,
     },
+    /// As [`Step::Evict`], for a claim that holds then.
+    Steal {
+        key: (usize, u8),
+        which: u8,
+        ttl_ms: u64,
+    },
     Advance {
         millis: u64,
     },
@@ -99,6 +105,8 @@ fn step() -> impl Strategy<Value = Step> {
             .prop_map(|(key, mode, note)| Step::Amend { key, mode, note }),
         1 => (0..NAMES.len(), 1..5_u32).prop_map(|(name, of)| Step::Resize { name, of }),
         1 => (0..NAMES.len(), any::<u8>()).prop_map(|(name, which)| Step::Evict { name, which }),
+        2 => ((0..NAMES.len(), 0..TOKENS), prop_oneof![Just(u8::MAX), any::<u8>()], 100..2_000_u64)
+            .prop_map(|(key, which, ttl_ms)| Step::Steal { key, which, ttl_ms }),
         4 => prop_oneof![1..50_u64, 50..1_500_u64].prop_map(|millis| Step::Advance { millis }),
     ]
 }
@@ -226,6 +234,23 @@ impl Reference {
         evicted.into_iter().map(|entry| entry.holder).collect()
     }
 
+    fn steal(&mut self, claim: &Claim, fences: &[u64]) -> Result<Standing, Refusal> {
+        let (name, now) = (&claim.key.name, self.clock.now());
+        let before = (self.lines.get(name).cloned(), self.expired);
+        let mut last = self.fence;
+        let next = || {
+            last += 1;
+            last
+        };
+        let stolen = self.line(name).steal(now, claim, |fence| fences.contains(&fence), (), next);
+        self.fence = last;
+        if stolen.is_err() && !self.settles.on_refusal {
+            self.lines.insert(name.clone(), before.0.unwrap_or_default());
+            self.expired = before.1;
+        }
+        Ok(stolen?.standing)
+    }
+
     fn views(&mut self) -> Vec<LineView> {
         let now = self.clock.now();
         let names: Vec<Name> = self.lines.keys().cloned().collect();
@@ -335,6 +360,19 @@ impl Run {
             }
             Step::Resize { name: index, of } => self.resize(&name(*index), *of).await,
             Step::Evict { name: index, which } => self.evict(&name(*index), *which).await,
+            Step::Steal { key: at, which, ttl_ms } => {
+                let ttl = Duration::from_millis(*ttl_ms);
+                let claim = Claim {
+                    key: key(*at),
+                    mode: Mode::Exclusive,
+                    holder: holder(at.1),
+                    note: Note::new(format!("note {}", at.1)).expect("a short note"),
+                    ttl,
+                    patience: ttl,
+                    join: false,
+                };
+                self.steal(&claim, *which).await
+            }
             Step::Advance { millis } => {
                 let span = Duration::from_millis(*millis);
                 self.reference.clock.advance(span);
@@ -346,7 +384,9 @@ impl Run {
         }
     }
 
-    async fn evict(&mut self, name: &Name, which: u8) -> Result<(), TestCaseError> {
+    /// An order about the claims in a line that the bits of `which` choose, and their fences in the
+    /// reference.
+    fn order(&self, name: &Name, which: u8) -> (Eviction, Vec<u64>) {
         let chosen = self.reference.chosen(name, which);
         let of_engine = |fence: &u64| self.fences.0[&(name.clone(), *fence)];
         let order = Eviction {
@@ -356,6 +396,21 @@ impl Run {
             by: holder(0),
             reason: "a test".into(),
         };
+        (order, chosen)
+    }
+
+    async fn steal(&mut self, claim: &Claim, which: u8) -> Result<(), TestCaseError> {
+        if self.engine.all_parts().steal.is_none() {
+            return Ok(());
+        }
+        let (order, chosen) = self.order(&claim.key.name, which);
+        let answer = self.engine.steal(claim, &order).await;
+        let expected = self.reference.steal(claim, &chosen);
+        self.compare_answers(claim, answer, expected)
+    }
+
+    async fn evict(&mut self, name: &Name, which: u8) -> Result<(), TestCaseError> {
+        let (order, chosen) = self.order(name, which);
         let evicted = self.engine.evict(&order).await.expect("an answer");
         prop_assert_eq!(evicted, self.reference.evict(name, &chosen));
         Ok(())
@@ -393,7 +448,17 @@ impl Run {
 
     async fn claim(&mut self, claim: &Claim) -> Result<(), TestCaseError> {
         let answer = self.engine.claim(claim).await;
-        match (answer, self.reference.claim(claim)) {
+        let expected = self.reference.claim(claim);
+        self.compare_answers(claim, answer, expected)
+    }
+
+    fn compare_answers(
+        &mut self,
+        claim: &Claim,
+        answer: leasehold::Result<Standing>,
+        expected: Result<Standing, Refusal>,
+    ) -> Result<(), TestCaseError> {
+        match (answer, expected) {
             (Ok(answer), Ok(expected)) => self.compare(&claim.key.name, answer, expected),
             (Err(Error::Mismatch { in_force, .. }), Err(Refusal::Mismatch(expected))) => {
                 prop_assert_eq!(in_force, expected);
@@ -498,7 +563,7 @@ fn with_fresh_tokens(mut step: Step, given_back: &mut GivenBack, releases_too: b
             gone.insert(*key);
             fresh(key, given_back);
         }
-        Step::Resize { .. } | Step::Evict { .. } | Step::Advance { .. } => {}
+        Step::Resize { .. } | Step::Evict { .. } | Step::Steal { .. } | Step::Advance { .. } => {}
     }
     gone.into_iter().for_each(|of| *given_back.entry(of).or_default() += 1);
     step
@@ -747,6 +812,7 @@ mod redis {
                 *patience_ms |= 1;
             }
             Step::KeepClosed { stay_ms, .. } => *stay_ms |= 1,
+            Step::Steal { ttl_ms, .. } => *ttl_ms |= 1,
             Step::Advance { millis } => *millis = (*millis + 1) & !1,
             _ => {}
         }

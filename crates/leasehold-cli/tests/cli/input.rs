@@ -58,6 +58,9 @@ fn f130_f131_f132_bad_input_is_64_and_says_why() {
         (["force-release", "x"].map(String::from).to_vec(), "--reason"),
         (["force-release", "x", "--reason", "r"].map(String::from).to_vec(), "--yes"),
         (["force-release", "x", "--yes", "--reason", " "].map(String::from).to_vec(), "empty"),
+        (["steal", "x"].map(String::from).to_vec(), "--reason"),
+        (["steal", "x", "--reason", "r"].map(String::from).to_vec(), "--yes"),
+        (["steal", "x", "--yes", "--reason", " "].map(String::from).to_vec(), "empty"),
         (["completions", "csh"].map(String::from).to_vec(), "csh"),
     ];
     for (arguments, reason) in table {

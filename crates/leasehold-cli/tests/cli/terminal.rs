@@ -276,6 +276,23 @@ fn force_release_asks_and_takes_no_for_an_answer() {
 }
 
 #[test]
+fn steal_asks_and_takes_no_for_an_answer() {
+    let place = Place::new();
+    let holder = place.hold(&["--holder", "the-holder", "--note", "nightly"], "x");
+    let order = ["steal", "x", "--reason", "test"];
+    for (answer, status) in [("n\n", 1), ("yes\n", 0)] {
+        let mut typist = Typist::start(&mut place.leasehold(&order));
+        typist.expect("held by `the-holder` on ");
+        typist.expect(" unless it is renewed: nightly");
+        typist.expect("[y/N]");
+        typist.press(answer);
+        assert_eq!(typist.end(), status, "{answer:?}");
+        let fence = place.show("x")["held"][0]["fence"].as_str().map(str::to_owned);
+        assert_eq!(fence == Some(holder.fence.to_string()), status == 1, "{answer:?}");
+    }
+}
+
+#[test]
 fn force_release_shows_a_record_that_cannot_be_read_and_who_holds_beside_it() {
     let place = Place::new();
     let readers = ["spoilt", "well"];

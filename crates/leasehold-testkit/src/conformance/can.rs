@@ -29,6 +29,8 @@ pub struct Can {
     pub watch: bool,
     /// An administrator can take a lease.
     pub evict: bool,
+    /// An administrator can take a name before those who wait.
+    pub steal: bool,
     /// The store adds up the counts of all clients.
     pub tally: bool,
     /// Clients find deadlocks.
@@ -59,6 +61,7 @@ impl Can {
             messages: parts.messages.is_some(),
             watch: parts.watch.is_some(),
             evict: parts.admin.is_some(),
+            steal: parts.steal.is_some(),
             tally: parts.counting.is_some(),
             deadlocks: parts.wait_notices.is_some(),
             amend: parts.amend.is_some(),

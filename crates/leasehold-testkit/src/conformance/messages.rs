@@ -17,6 +17,7 @@ use crate::PartVerbs;
 super::cases! {
     evicted_holder_hears_the_reason_before_its_next_renewal: messages,
     holder_of_an_adopted_lease_hears_that_it_is_evicted: messages & detach,
+    holder_whose_name_is_stolen_hears_the_reason_at_once: messages & steal,
     evicted_reader_hears_and_the_other_reader_stays: messages & shared,
     forged_message_costs_no_lease: messages,
     message_about_another_lease_explains_nothing: messages & detach,
@@ -118,6 +119,18 @@ async fn holder_of_an_adopted_lease_hears_that_it_is_evicted(lab: Arc<dyn Harnes
     until_heard(&*lab, &lease).await?;
     admin.admin().force_release(name, "stuck").await?;
     is_told(&*lab, &lease, admin.holder().label(), "stuck").await
+}
+
+async fn holder_whose_name_is_stolen_hears_the_reason_at_once(lab: Arc<dyn Harness>) -> Outcome {
+    let name = "messages:stolen";
+    let [one, admin] = lab.clients().await?;
+    let lease = one.mutex(name).ttl(LONG).lock().await?;
+    until_heard(&*lab, &lease).await?;
+    let stolen = admin.admin().steal(name, "host db3 is gone").await?;
+    is_told(&*lab, &lease, admin.holder().label(), "host db3 is gone").await?;
+    assert!(stolen.is_held());
+    stolen.release().await?;
+    Ok(())
 }
 
 async fn evicted_reader_hears_and_the_other_reader_stays(lab: Arc<dyn Harness>) -> Outcome {

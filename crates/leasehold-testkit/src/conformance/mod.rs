@@ -44,6 +44,7 @@ mod release;
 mod rwlock;
 mod shared;
 mod slow;
+mod steal;
 mod support;
 mod ticket;
 mod totals;
@@ -127,6 +128,7 @@ const GROUPS: &[&[Case]] = &[
     rwlock::CASES,
     shared::CASES,
     slow::CASES,
+    steal::CASES,
     ticket::CASES,
     totals::CASES,
     unsure::CASES,

@@ -19,7 +19,7 @@ super::cases! {
     watch_by_prefix_and_holder_tell_of_their_own: watch,
 }
 
-type Events = BoxStream<'static, Result<Event>>;
+pub(super) type Events = BoxStream<'static, Result<Event>>;
 
 async fn next(events: &mut Events) -> std::result::Result<Event, Failure> {
     match soon("an event", events.next()).await? {
@@ -28,7 +28,7 @@ async fn next(events: &mut Events) -> std::result::Result<Event, Failure> {
     }
 }
 
-async fn expect(
+pub(super) async fn expect(
     events: &mut Events,
     kind: EventKind,
     holder: &Holder,

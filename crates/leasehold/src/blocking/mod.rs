@@ -100,6 +100,24 @@ impl Client {
         &self.client
     }
 
+    /// Takes a name from its holders and holds it, before those who wait. See
+    /// [`Admin::steal`](crate::Admin::steal).
+    pub fn steal(&self, name: impl AsRef<str>, reason: impl Into<String>) -> Result<Lease> {
+        self.steal_with(name, reason, LockOptions::new())
+    }
+
+    /// The same with options of the lease, such as its ttl and note.
+    pub fn steal_with(
+        &self,
+        name: impl AsRef<str>,
+        reason: impl Into<String>,
+        options: LockOptions,
+    ) -> Result<Lease> {
+        let stolen = self.client.admin().steal_with(name, reason, options);
+        let lease = self.runtime.block_on(stolen)?;
+        Ok(Lease { lease, runtime: Arc::clone(&self.runtime) })
+    }
+
     /// Adopts a lease by its handle: renews it at once and from then on.
     pub fn adopt(&self, handle: &Handle) -> Result<Lease> {
         let lease = self.runtime.block_on(self.client.adopt(handle))?;

@@ -29,7 +29,7 @@ impl Event {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum EventKind {
-    /// A claim waits in line.
+    /// A claim waits in line. Also reported when it gets a new place, because the name was stolen.
     Queued,
     /// A claim holds.
     Granted,

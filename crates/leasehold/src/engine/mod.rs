@@ -33,7 +33,7 @@ pub use crate::engine::messages::{HolderMessage, MessageKind};
 pub(crate) use crate::engine::parts::unsupported;
 pub use crate::engine::parts::{
     Administer, Alert, Alerts, Amend, ClaimMany, ClaimNow, Convert, Counting, HolderMessages, Part,
-    Parts, RaiseFences, ReleaseNow, Setup, Unattended, WaitNotices, Watch, need,
+    Parts, RaiseFences, ReleaseNow, Setup, Steal, Unattended, WaitNotices, Watch, need,
 };
 pub use crate::engine::query::{BrokenLine, ClaimView, LineView, Page, Query, Select};
 pub use crate::engine::server_alert::{AlertKind, ServerAlert};

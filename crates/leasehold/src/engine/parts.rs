@@ -49,6 +49,8 @@ pub struct Parts {
     pub watch: Option<Arc<dyn Watch>>,
     /// Carries out an administrator's orders.
     pub admin: Option<Arc<dyn Administer>>,
+    /// Takes a name from its holders, before those who wait.
+    pub steal: Option<Arc<dyn Steal>>,
     /// Adds up the counts of all clients.
     pub counting: Option<Arc<dyn Counting>>,
     /// Raises the fences of a restored store.
@@ -204,6 +206,21 @@ pub trait Administer: fmt::Debug + Send + Sync {
     async fn examine(&self) -> Result<Vec<Finding>>;
 }
 
+/// Takes a name from its holders, before those who wait.
+#[async_trait]
+pub trait Steal: fmt::Debug + Send + Sync {
+    /// Carries out the order of [`evict`](Administer::evict), and lets `claim` hold in the same
+    /// exchange. The claim is exclusive, and its fence is greater than all before. Each claim that
+    /// waits gets a new place behind it, in the old order. Messages about its old place change
+    /// nothing from then on.
+    ///
+    /// A claim that is in line already is asked about, and nobody is evicted. If a claim holds that
+    /// the order does not name, nothing changes, and the answer is
+    /// [`Standing::Out`](crate::rule::claim::Standing::Out). So a repeated or late order does not
+    /// hit the next claim. A semaphore is a mismatch. A record that cannot be read is an error.
+    async fn steal(&self, claim: &Claim, order: &Eviction) -> Result<Standing>;
+}
+
 /// Adds up the counts of all clients.
 #[async_trait]
 pub trait Counting: fmt::Debug + Send + Sync {
@@ -263,6 +280,11 @@ impl Part for dyn Watch {
 impl Part for dyn Administer {
     const WHAT: &'static str = "carry out orders of an administrator";
     const ADVICE: &'static str = "let the ttl of a lock end";
+}
+
+impl Part for dyn Steal {
+    const WHAT: &'static str = "take a name before those who wait";
+    const ADVICE: &'static str = "force-release it and wait in line, or use another store";
 }
 
 #[cfg(test)]

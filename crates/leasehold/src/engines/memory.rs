@@ -21,8 +21,8 @@ use crate::engine::kit::thread_shard::CachePadded;
 use crate::engine::{
     Administer, Amend, Capabilities, ClaimMany, ClaimNow, Convert, Counting, Counts, Engine, Event,
     EventKind, Eviction, Finding, HolderMessage, HolderMessages, Info, Level, LineView, Notice,
-    Page, Parts, Query, ReleaseNow, Resize, Resized, Select, Totals, Unattended, Wait, WaitNotices,
-    Wake, Watch,
+    Page, Parts, Query, ReleaseNow, Resize, Resized, Select, Steal, Totals, Unattended, Wait,
+    WaitNotices, Wake, Watch,
 };
 use crate::error::{Error, Result, UnreachableReason};
 use crate::rule::claim::{
@@ -400,6 +400,49 @@ impl Store {
         Ok(resized)
     }
 
+    fn evict(&self, order: &Eviction) -> Vec<Holder> {
+        let now = self.clock.now();
+        let hash = self.hash(&order.name);
+        let mut shard = self.shard(hash);
+        let Some(line) = shard.lines.get_mut(hash, &order.name) else { return Vec::new() };
+        self.refresh(&order.name, line, now);
+        let evicted = line.evict(|fence| order.names(fence));
+        self.tell_evicted(order, &evicted);
+        self.settle(&order.name, line, now);
+        tracing::warn!(name = %order.name, by = order.by.label(), reason = order.reason, "evicted");
+        evicted.into_iter().map(|entry| entry.holder).collect()
+    }
+
+    fn tell_evicted(&self, order: &Eviction, evicted: &[Entry<Ringer>]) {
+        for entry in evicted {
+            let reason = order.reason.clone();
+            self.tell(EventKind::Evicted { reason }, &order.name, entry);
+        }
+    }
+
+    fn steal(&self, claim: &Claim, order: &Eviction) -> std::result::Result<Standing, Refusal> {
+        let (name, now) = (&claim.key.name, self.clock.now());
+        let hash = self.hash(name);
+        let shard = &mut *self.shard(hash);
+        let line = shard.lines.get_or_insert(&self.hasher, hash, name, now);
+        self.refresh(name, line, now);
+        let is_known = line.get(&claim.key.token).is_some();
+        let fence = || {
+            shard.fence += 1;
+            shard.fence
+        };
+        let stolen = line.steal(now, claim, |fence| order.names(fence), None, fence)?;
+        if !is_known && matches!(stolen.standing, Standing::Held { .. }) {
+            self.tell_evicted(order, &stolen.evicted);
+            for entry in line.entries() {
+                let is_held = entry.granted.is_some();
+                let kind = if is_held { EventKind::Granted } else { EventKind::Queued };
+                self.tell(kind, name, entry);
+            }
+        }
+        Ok(stolen.standing)
+    }
+
     fn bell(&self, key: &ClaimKey) -> Option<Arc<Bell>> {
         let hash = self.hash(&key.name);
         let mut shard = self.shard(hash);
@@ -578,6 +621,7 @@ impl Engine for Memory {
             messages: Some(self.clone()),
             watch: Some(self.clone()),
             admin: Some(self.clone()),
+            steal: Some(self.clone()),
             counting: Some(self),
             ..Parts::default()
         }
@@ -702,19 +746,7 @@ impl Watch for Memory {
 #[async_trait]
 impl Administer for Memory {
     async fn evict(&self, order: &Eviction) -> Result<Vec<Holder>> {
-        let now = self.store.clock.now();
-        let hash = self.store.hash(&order.name);
-        let mut shard = self.store.shard(hash);
-        let Some(line) = shard.lines.get_mut(hash, &order.name) else { return Ok(Vec::new()) };
-        self.store.refresh(&order.name, line, now);
-        let evicted = line.evict(|fence| order.names(fence));
-        for entry in &evicted {
-            let reason = order.reason.clone();
-            self.store.tell(EventKind::Evicted { reason }, &order.name, entry);
-        }
-        self.store.settle(&order.name, line, now);
-        tracing::warn!(name = %order.name, by = order.by.label(), reason = order.reason, "evicted");
-        Ok(evicted.into_iter().map(|entry| entry.holder).collect())
+        Ok(self.store.evict(order))
     }
 
     async fn totals(&self) -> Result<Totals> {
@@ -735,6 +767,13 @@ impl Administer for Memory {
             found: "this store is seen by one process only, and ends with it".into(),
             advice: "use `sqlite:PATH` for all processes of one machine".into(),
         }])
+    }
+}
+
+#[async_trait]
+impl Steal for Memory {
+    async fn steal(&self, claim: &Claim, order: &Eviction) -> Result<Standing> {
+        self.store.steal(claim, order).map_err(|refusal| refusal.into_error(claim))
     }
 }
 

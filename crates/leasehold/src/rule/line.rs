@@ -81,6 +81,15 @@ impl Refusal {
     }
 }
 
+/// What became of an order to steal a name.
+#[derive(Debug)]
+pub struct Stolen<B> {
+    /// How the new claim stands: it holds, or the order did not name every claim that holds.
+    pub standing: Standing,
+    /// The claims that lost the name.
+    pub evicted: Vec<Entry<B>>,
+}
+
 /// The claims on one name, in order of arrival.
 #[derive(Debug, Clone)]
 pub struct Line<B> {
@@ -337,6 +346,44 @@ impl<B> Line<B> {
         evicted
     }
 
+    /// Takes out the claims that hold and gives the name to `claim`, before those that wait. Each
+    /// of these gets a new place behind it, in their order, so that fences go on to rise. If a
+    /// claim holds whose fence is not `wanted`, nothing changes.
+    ///
+    /// A claim that is in line already is asked about as by [`claim`](Self::claim).
+    pub fn steal<'a>(
+        &mut self,
+        now: Moment,
+        claim: impl Into<ClaimRef<'a>>,
+        wanted: impl Fn(u64) -> bool,
+        bell: B,
+        mut fence: impl FnMut() -> u64,
+    ) -> Result<Stolen<B>, Refusal> {
+        let claim = claim.into();
+        let (mut evicted, mut waiting) = (VecDeque::new(), VecDeque::new());
+        if let Some(first) = self.entries.front()
+            && self.index(&claim.token).is_none()
+        {
+            if first.mode.capacity() != claim.mode.capacity() {
+                return Err(Refusal::Mismatch(Kind::from(first.mode)));
+            }
+            let holding = self.holding();
+            if !self.entries.iter().take(holding).all(|entry| wanted(entry.fence)) {
+                let (ahead, by) = (self.entries.len(), self.held_by().cloned());
+                let standing = Standing::Out { ahead, retry_in: Duration::ZERO, by };
+                return Ok(Stolen { standing, evicted: Vec::new() });
+            }
+            evicted = std::mem::take(&mut self.entries);
+            waiting = evicted.split_off(holding);
+        }
+        let standing = self.claim(now, claim, |_| bell, &mut fence)?;
+        for mut entry in waiting {
+            entry.fence = fence();
+            self.entries.push_back(entry);
+        }
+        Ok(Stolen { standing, evicted: evicted.into() })
+    }
+
     fn index(&self, token: &Token) -> Option<usize> {
         self.entries.iter().position(|entry| entry.token == *token)
     }
@@ -453,15 +500,7 @@ mod tests {
         }
 
         fn ask_as(&mut self, token: Token, mode: Mode, join: bool) -> Result<Standing, Refusal> {
-            let claim = Claim {
-                key: ClaimKey { name: Name::new("n").expect("a good name"), token },
-                mode,
-                holder: Holder::fresh(),
-                note: Note::default(),
-                ttl: Duration::from_secs(30),
-                patience: Duration::from_secs(10),
-                join,
-            };
+            let claim = claim(token, mode, join);
             self.line.claim(
                 NOW,
                 &claim,
@@ -471,6 +510,33 @@ mod tests {
                     self.next
                 },
             )
+        }
+
+        fn steal(&mut self, fences: &[u64]) -> (Token, Result<Stolen<()>, Refusal>) {
+            let token = Token::random();
+            let stolen = self.steal_as(token, fences);
+            (token, stolen)
+        }
+
+        fn steal_as(&mut self, token: Token, fences: &[u64]) -> Result<Stolen<()>, Refusal> {
+            let claim = claim(token, Mode::Exclusive, false);
+            let next = || {
+                self.next += 1;
+                self.next
+            };
+            self.line.steal(NOW, &claim, |fence| fences.contains(&fence), (), next)
+        }
+    }
+
+    fn claim(token: Token, mode: Mode, join: bool) -> Claim {
+        Claim {
+            key: ClaimKey { name: Name::new("n").expect("a good name"), token },
+            mode,
+            holder: Holder::fresh(),
+            note: Note::default(),
+            ttl: Duration::from_secs(30),
+            patience: Duration::from_secs(10),
+            join,
         }
     }
 
@@ -600,6 +666,54 @@ mod tests {
         let fewer = Amendment::mode(Mode::Permits { take: 2, of: 4 });
         assert_eq!(desk.line.amend(&large, &fewer), Amended::Done);
         assert_eq!(desk.line.settle(NOW).len(), 1);
+    }
+
+    #[test]
+    fn stolen_name_is_held_before_those_who_wait_and_they_keep_their_order() {
+        let mut desk = Desk::new();
+        desk.enter(Mode::Shared);
+        desk.enter(Mode::Shared);
+        let waiting: Vec<Token> = (0..3).map(|_| desk.ask(Mode::Exclusive, true).0).collect();
+        let (thief, stolen) = desk.steal(&[1, 2, 3]);
+        let stolen = stolen.expect("the kind is right");
+        assert_eq!(stolen.evicted.iter().map(|entry| entry.fence).collect::<Vec<_>>(), [1, 2]);
+        assert!(matches!(stolen.standing, Standing::Held { fence: 6, .. }));
+        let places = |desk: &Desk| -> Vec<(Token, u64)> {
+            desk.line.entries().map(|entry| (entry.token, entry.fence)).collect()
+        };
+        let after = vec![(thief, 6), (waiting[0], 7), (waiting[1], 8), (waiting[2], 9)];
+        assert_eq!(places(&desk), after);
+        assert!(desk.line.settle(NOW).is_empty(), "only the stolen claim holds");
+        let again = desk.steal_as(thief, &[]).expect("it is in line");
+        assert!(again.evicted.is_empty());
+        assert!(matches!(again.standing, Standing::Held { fence: 6, .. }));
+        assert_eq!(places(&desk), after, "a repeated order changes nothing");
+    }
+
+    #[test]
+    fn order_to_steal_that_does_not_name_a_holder_changes_nothing() {
+        let mut desk = Desk::new();
+        desk.enter(Mode::Shared);
+        desk.enter(Mode::Shared);
+        desk.enter(Mode::Exclusive);
+        let (_, stolen) = desk.steal(&[1, 3]);
+        let stolen = stolen.expect("the kind is right");
+        assert!(matches!(stolen.standing, Standing::Out { ahead: 3, by: Some(_), .. }));
+        assert!(stolen.evicted.is_empty());
+        assert_eq!(desk.line.entries().map(|entry| entry.fence).collect::<Vec<_>>(), [1, 2, 3]);
+        assert_eq!(desk.next, 3, "no number was used up");
+    }
+
+    #[test]
+    fn free_name_is_taken_and_a_semaphore_is_not() {
+        let mut desk = Desk::new();
+        let (_, stolen) = desk.steal(&[]);
+        assert!(matches!(stolen.expect("it is free").standing, Standing::Held { fence: 1, .. }));
+        let mut desk = Desk::new();
+        desk.enter(Mode::Permits { take: 1, of: 4 });
+        let (_, refused) = desk.steal(&[1]);
+        assert_eq!(refused.map(|_| ()), Err(Refusal::Mismatch(Kind::Permits { of: 4 })));
+        assert_eq!(desk.line.entries().len(), 1);
     }
 
     #[test]

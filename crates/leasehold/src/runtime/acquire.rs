@@ -249,7 +249,7 @@ impl Request {
     }
 
     /// How long the store must keep the lease although no client renews it.
-    fn unrenewed(&self) -> Option<Duration> {
+    pub(crate) fn unrenewed(&self) -> Option<Duration> {
         let limits = self.options.limits();
         let delay = limits.as_ref().map_or(Duration::ZERO, |limits| limits.delay);
         // Nobody renews a lost lease, and its name must stay closed for the delay.

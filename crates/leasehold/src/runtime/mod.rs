@@ -12,6 +12,7 @@ pub(crate) mod refusal;
 pub(crate) mod registry;
 pub(crate) mod scope;
 pub(crate) mod search;
+pub(crate) mod steal;
 pub(crate) mod ticket;
 pub(crate) mod trial;
 pub(crate) mod wait_outbox;

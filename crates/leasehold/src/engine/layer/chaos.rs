@@ -11,8 +11,8 @@ use async_trait::async_trait;
 use tokio::sync::Notify;
 
 use crate::engine::{
-    Amend, ClaimMany, Convert, Engine, Info, Notice, Page, Parts, Query, Resize, Resized,
-    Unattended, Wait, WaitNotices, Wake,
+    Amend, ClaimMany, Convert, Engine, Eviction, Info, Notice, Page, Parts, Query, Resize, Resized,
+    Steal, Unattended, Wait, WaitNotices, Wake,
 };
 use crate::error::{Error, Result, UnreachableReason};
 use crate::rule::claim::{
@@ -23,7 +23,7 @@ use crate::rule::claim::{
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Verb {
-    /// `claim`
+    /// `claim`, `claim_all` and `steal`
     Claim,
     /// `wait`
     Wait,
@@ -233,6 +233,7 @@ impl Engine for Troubled {
             alerts,
             watch,
             admin,
+            steal,
             counting,
             raise_fences,
             setup,
@@ -249,6 +250,7 @@ impl Engine for Troubled {
             alerts,
             watch,
             admin,
+            steal: steal.map(|part| self.trouble(part) as _),
             counting,
             raise_fences,
             setup,
@@ -312,5 +314,13 @@ impl WaitNotices for TroubledPart<dyn WaitNotices> {
 
     async fn waits_of(&self, holder: HolderId) -> Result<Vec<Wait>> {
         self.engine.through(Verb::WaitsOf, self.part.waits_of(holder)).await
+    }
+}
+
+#[async_trait]
+#[deny(clippy::missing_trait_methods)]
+impl Steal for TroubledPart<dyn Steal> {
+    async fn steal(&self, claim: &Claim, order: &Eviction) -> Result<Standing> {
+        self.engine.through(Verb::Claim, self.part.steal(claim, order)).await
     }
 }

@@ -20,7 +20,7 @@ use tokio::task::JoinHandle;
 use crate::engine::{
     Administer, Amend, Bump, Bumped, ClaimMany, Convert, Counting, Counts, Engine, Event, Eviction,
     Finding, HolderMessage, HolderMessages, Info, Notice, Page, Parts, Query, RaiseFences, Resize,
-    Resized, Setup, Totals, Unattended, Wait, WaitNotices, Wake, Watch,
+    Resized, Setup, Steal, Totals, Unattended, Wait, WaitNotices, Wake, Watch,
 };
 use crate::error::{Error, Result};
 use crate::rule::claim::{
@@ -145,6 +145,7 @@ impl Engine for Shared<dyn Engine> {
             alerts,
             watch,
             admin,
+            steal,
             counting,
             raise_fences,
             setup,
@@ -163,6 +164,7 @@ impl Engine for Shared<dyn Engine> {
             alerts,
             watch: watch.map(|part| Shared::on(thread, part) as _),
             admin: admin.map(|part| Shared::on(thread, part) as _),
+            steal: steal.map(|part| Shared::on(thread, part) as _),
             counting: counting.map(|part| Shared::on(thread, part) as _),
             raise_fences: raise_fences.map(|part| Shared::on(thread, part) as _),
             setup: setup.map(|part| Shared::on(thread, part) as _),
@@ -260,6 +262,14 @@ impl Administer for Shared<dyn Administer> {
 
     async fn examine(&self) -> Result<Vec<Finding>> {
         there!(self.examine())
+    }
+}
+
+#[async_trait]
+#[deny(clippy::missing_trait_methods)]
+impl Steal for Shared<dyn Steal> {
+    async fn steal(&self, claim: &Claim, order: &Eviction) -> Result<Standing> {
+        there!(self.steal(claim, order))
     }
 }
 

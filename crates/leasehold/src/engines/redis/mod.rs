@@ -47,7 +47,7 @@ use crate::engine::server_alert::{AlertQueue, CheckTimer};
 use crate::engine::{
     Administer, Alert, Alerts, Amend, Capabilities, ClaimMany, Convert, Counting, Counts, Engine,
     Event, Eviction, Finding, HolderMessage, HolderMessages, Info, Notice, Page, Parts, Query,
-    Resize, Resized, Totals, Unattended, Wait, WaitNotices, Wake, Watch,
+    Resize, Resized, Steal, Totals, Unattended, Wait, WaitNotices, Wake, Watch,
 };
 use crate::error::{Error, Result};
 use crate::rule::claim::{
@@ -192,18 +192,28 @@ impl Inner {
             .shown(format_args!("{units}\n{id}\n{mailbox}\n{label}\n{note}"))
             .shown(format_args!("{shortest} {units} {capacity} {patience}{join}"));
         let sent = SystemClock.now();
-        let (inner, key) = (Arc::clone(self), claim.key.clone());
-        let exchange = async move {
-            match inner.wait_for {
-                None => inner.links.call(&call).await,
-                Some(wait_for) => inner.ask_and_wait(&call, wait_for, &key).await,
-            }
-        };
-        let answer = self.awaited(vec![claim.key.token], exchange).await?;
+        let answer = self.send_claim(call, &claim.key).await?;
         if let Some(time) = answer::shown_clock(&answer) {
             let received = SystemClock.now();
             self.read_clock(&claim.key.name, Reading { sent, received, time });
         }
+        self.standing(claim, answer)
+    }
+
+    /// Sends the call that makes a claim. Where replicas count, a grant waits for them.
+    async fn send_claim(self: &Arc<Self>, call: Call, key: &ClaimKey) -> Result<Value> {
+        let (inner, claimed) = (Arc::clone(self), key.clone());
+        let exchange = async move {
+            match inner.wait_for {
+                None => inner.links.call(&call).await,
+                Some(wait_for) => inner.ask_and_wait(&call, wait_for, &claimed).await,
+            }
+        };
+        self.awaited(vec![key.token], exchange).await
+    }
+
+    /// How a claim stands by the answer to it.
+    fn standing(&self, claim: &Claim, answer: Value) -> Result<Standing> {
         let (answer, expired) = self.understood(answer::standing(answer, claim.ttl))?;
         self.note_expired(expired);
         match answer {
@@ -337,6 +347,25 @@ impl Inner {
         Ok(released)
     }
 
+    /// Takes a name from its holders for a new claim, before those who wait.
+    async fn steal(self: &Arc<Self>, claim: &Claim, order: &Eviction) -> Result<Standing> {
+        let keys = self.layout.keys(&claim.key.name)?;
+        let Claim { mode, holder, note, .. } = claim;
+        let (units, label, note) = (mode.units(), holder.label(), note.as_str());
+        let id = hex(&holder.id().0.to_be_bytes());
+        let room = note.len() + order.reason.len() + order.fences.len() * FENCE_BYTES + CLAIM_BYTES;
+        let call = Call::new(&scripts::STEAL, &keys, room)
+            .text(&self.layout.events)
+            .text(hex(claim.key.token.as_bytes()))
+            .shown(millis(claim.ttl))
+            .shown(millis(claim.ttl) + GRACE_MS)
+            .shown(format_args!("{units}\n{id}\n{NOBODY}\n{label}\n{note}"))
+            .text(&order.reason);
+        let call = order.fences.iter().fold(call, |call, fence| call.shown(fence));
+        let answer = self.send_claim(call, &claim.key).await?;
+        self.standing(claim, answer)
+    }
+
     async fn keep_closed(&self, key: &ClaimKey, stay: Duration) -> Result<Released> {
         let keys = self.layout.keys(&key.name)?;
         let call = self
@@ -461,6 +490,7 @@ impl Engine for Redis {
             alerts: Some(self.clone()),
             watch: Some(self.clone()),
             admin: Some(self.clone()),
+            steal: Some(self.clone()),
             counting: Some(self),
             ..Parts::default()
         }
@@ -591,6 +621,13 @@ impl Administer for Redis {
 
     async fn examine(&self) -> Result<Vec<Finding>> {
         doctor::examine(self).await
+    }
+}
+
+#[async_trait]
+impl Steal for Redis {
+    async fn steal(&self, claim: &Claim, order: &Eviction) -> Result<Standing> {
+        self.inner.steal(claim, order).await
     }
 }
 

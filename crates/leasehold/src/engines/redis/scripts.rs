@@ -39,6 +39,8 @@ pub(super) static KEEP_CLOSED: LazyLock<Script> =
     LazyLock::new(|| Script::new(WITHOUT_MEMORY, include_str!("scripts/keep_closed.lua")));
 pub(super) static EVICT: LazyLock<Script> =
     LazyLock::new(|| Script::new(WITHOUT_MEMORY, include_str!("scripts/evict.lua")));
+pub(super) static STEAL: LazyLock<Script> =
+    LazyLock::new(|| Script::new(WRITES, include_str!("scripts/steal.lua")));
 pub(super) static AMEND: LazyLock<Script> =
     LazyLock::new(|| Script::new(WRITES, include_str!("scripts/amend.lua")));
 pub(super) static RESIZE: LazyLock<Script> =

@@ -17,8 +17,8 @@ pub(super) enum Failure {
     Busy,
     /// This process, or the machine, may not open another file at this moment.
     TooManyFiles,
-    /// No fence is left under the mark: raise it, then try again.
-    MarkReached,
+    /// Fewer fences than these are left under the mark: raise it, then try again.
+    MarkReached(i64),
     /// What SQLite said.
     Sqlite(rusqlite::Error),
     /// Something in the tables that leasehold never writes.
@@ -69,7 +69,7 @@ impl Failure {
                 Error::Store { store: store(), cause, transient: true }
             }
             Failure::TooManyFiles => too_many_files(path),
-            Failure::MarkReached => {
+            Failure::MarkReached(_) => {
                 let cause = "no fence could be reserved".into();
                 Error::Store { store: store(), cause, transient: true }
             }

@@ -35,8 +35,8 @@ use crate::clock::{Clock, SystemClock};
 use crate::engine::{
     Administer, Amend, Bump, Bumped, Capabilities, ClaimMany, Convert, Counting, Counts, Engine,
     Event, Eviction, Finding, HolderMessage, HolderMessages, Info, Level, Notice, Page, Parts,
-    Query, RaiseFences, ReleaseNow, Resize, Resized, Setup, Totals, Unattended, Wait, WaitNotices,
-    Wake, Watch,
+    Query, RaiseFences, ReleaseNow, Resize, Resized, Setup, Steal, Totals, Unattended, Wait,
+    WaitNotices, Wake, Watch,
 };
 use crate::error::{Config, Error, Result};
 use crate::rule::claim::{
@@ -223,8 +223,8 @@ impl Inner {
             })
         };
         let (value, bells) = match attempt(act) {
-            Err(Failure::MarkReached) => {
-                file::raise_mark(db, 1)?;
+            Err(Failure::MarkReached(fences)) => {
+                file::raise_mark(db, fences)?;
                 attempt(act)?
             }
             other => other?,
@@ -382,6 +382,7 @@ impl Engine for Sqlite {
             messages: Some(self.clone()),
             watch: Some(self.clone()),
             admin: Some(self.clone()),
+            steal: Some(self.clone()),
             counting: Some(self.clone()),
             raise_fences: Some(self.clone()),
             setup: Some(self),
@@ -494,6 +495,14 @@ impl Administer for Sqlite {
         let mut findings = examine(inner);
         findings.extend((nameless > 0).then(|| cannot_ask(nameless)));
         Ok(findings)
+    }
+}
+
+#[async_trait]
+impl Steal for Sqlite {
+    async fn steal(&self, claim: &Claim, order: &Eviction) -> Result<Standing> {
+        let mailbox = self.inner.bells.mailbox();
+        self.inner.write(|verb| verb.steal(claim, order, mailbox)).await
     }
 }
 

@@ -76,7 +76,7 @@ impl<'c> Verb<'c> {
             return Ok(standing);
         }
         if next > self.head.fence_mark {
-            return Err(Failure::MarkReached);
+            return Err(Failure::MarkReached(1));
         }
         self.head.fence = next;
         store::set_fence(self.db, next)?;
@@ -206,6 +206,48 @@ impl<'c> Verb<'c> {
             self.record(EventKind::Evicted { reason }, &order.name, entry)?;
         }
         Ok(())
+    }
+
+    /// Takes a name from its holders for a new claim, before those who wait.
+    pub(super) fn steal(
+        &mut self,
+        claim: &Claim,
+        order: &Eviction,
+        mailbox: Mailbox,
+    ) -> Result<Standing, Failure> {
+        let name = &claim.key.name;
+        let mut line = self.load(name)?;
+        let before: Vec<u64> = line.entries().map(|entry| entry.fence).collect();
+        let is_known = line.get(&claim.key.token).is_some();
+        let mut last = self.head.fence;
+        let fence = || {
+            last += 1;
+            last as u64
+        };
+        let stolen = line
+            .steal(self.now, claim, |fence| order.names(fence), mailbox, fence)
+            .map_err(|refusal| refusal.into_error(claim))?;
+        let Some(entry) = line.get(&claim.key.token) else { return Ok(stolen.standing) };
+        if is_known {
+            store::update(self.db, name, entry)?;
+            return Ok(stolen.standing);
+        }
+        if last > self.head.fence_mark {
+            return Err(Failure::MarkReached(last - self.head.fence));
+        }
+        self.head.fence = last;
+        store::set_fence(self.db, last)?;
+        self.record_evicted(order, &stolen.evicted)?;
+        for fence in before {
+            store::delete(self.db, name, fence)?;
+        }
+        for entry in line.entries() {
+            store::insert(self.db, name, entry)?;
+            let is_held = entry.granted.is_some();
+            let kind = if is_held { EventKind::Granted } else { EventKind::Queued };
+            self.record(kind, name, entry)?;
+        }
+        Ok(stolen.standing)
     }
 
     /// The line as it is now: what has expired is taken out, and those who hold by that are rung.

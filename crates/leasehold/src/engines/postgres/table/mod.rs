@@ -34,7 +34,7 @@ use crate::engine::server_alert::AlertQueue;
 use crate::engine::{
     Administer, Alert, Alerts, Amend, Bump, Bumped, Capabilities, ClaimMany, Convert, Counting,
     Counts, Engine, Event, Eviction, Finding, HolderMessage, HolderMessages, Info, Notice, Page,
-    Parts, Query, RaiseFences, Resize, Resized, Select, Setup, Totals, Unattended, Wait,
+    Parts, Query, RaiseFences, Resize, Resized, Select, Setup, Steal, Totals, Unattended, Wait,
     WaitNotices, Wake, Watch,
 };
 use crate::error::{Error, Result};
@@ -292,6 +292,31 @@ impl Inner {
         in_place(&self.settings.store, claims.len(), &rows, standing).map(Some)
     }
 
+    /// Takes a name from its holders for a new claim, before those who wait.
+    async fn steal(self: &Arc<Self>, claim: &Claim, order: &Eviction) -> Result<Standing> {
+        let holder = claim.holder.id().0.to_be_bytes();
+        let ttl = micros(claim.ttl);
+        let fences: Vec<i64> = order.fences.iter().copied().map(signed).collect();
+        let arguments: [Argument<'_>; 8] = [
+            (&claim.key.name.as_str(), Type::TEXT),
+            (&claim.key.token.as_bytes().as_slice(), Type::BYTEA),
+            (&holder.as_slice(), Type::BYTEA),
+            (&claim.holder.label(), Type::TEXT),
+            (&claim.note.as_str(), Type::TEXT),
+            (&ttl, Type::INT8),
+            (&order.reason.as_str(), Type::TEXT),
+            (&fences, Type::INT8_ARRAY),
+        ];
+        let link = self.room().link(self).await?;
+        let voyage = self.adrift.setting_out(claim.key.token, Arc::clone(&link));
+        let rows = link.query(&self.settings, &self.statements.steal, &arguments).await;
+        if !matches!(rows, Err(Error::Unreachable { .. })) {
+            voyage.arrived();
+        }
+        let store = &self.settings.store;
+        Answer { store, row: &one(store, rows?)? }.claimed(claim)
+    }
+
     /// Gives claims back.
     async fn release(self: &Arc<Self>, keys: &[ClaimKey]) -> Result<Vec<Released>> {
         let link = self.room().link(self).await?;
@@ -444,6 +469,7 @@ impl Engine for LeaseTable {
             alerts: Some(self.clone()),
             watch: Some(self.clone()),
             admin: Some(self.clone()),
+            steal: Some(self.clone()),
             counting: Some(self.clone()),
             raise_fences: Some(self.clone()),
             setup: Some(self),
@@ -575,6 +601,13 @@ impl Administer for LeaseTable {
 
     async fn examine(&self) -> Result<Vec<Finding>> {
         examine::examine(&self.inner).await
+    }
+}
+
+#[async_trait]
+impl Steal for LeaseTable {
+    async fn steal(&self, claim: &Claim, order: &Eviction) -> Result<Standing> {
+        self.inner.steal(claim, order).await
     }
 }
 

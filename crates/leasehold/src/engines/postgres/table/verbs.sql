@@ -500,3 +500,88 @@ BEGIN
     END;
 END
 $$;
+
+-- Takes a name from its holders for a new exclusive claim, before those who wait. Each of these
+-- gets a new place behind it, in their order. The answer is that of `claim`: `out` if a claim holds
+-- that `p_fences` does not have, and then nothing has changed.
+CREATE OR REPLACE FUNCTION leasehold.steal(
+    p_name text, p_token bytea, p_holder bytea, p_label text, p_note text, p_ttl_us bigint,
+    p_reason text, p_fences bigint[],
+    OUT standing text, OUT fence bigint, OUT span_us bigint, OUT ahead integer, OUT holder bytea,
+    OUT label text, OUT capacity bigint
+) LANGUAGE plpgsql
+SET lock_timeout = '1500ms' SET enable_seqscan = off SET enable_bitmapscan = off
+SET jit = off AS $$
+DECLARE
+    v_line leasehold.lines := leasehold.enter(p_name);
+    v_now timestamptz := clock_timestamp();
+    v_seen record;
+    v_place bigint;
+BEGIN
+    -- A free name is claimed, and a claim whose answer was lost is found.
+    IF v_line.name IS NULL OR EXISTS (
+        SELECT FROM leasehold.claims c
+        WHERE (c.token, c.name) BETWEEN (p_token, p_name) AND (p_token, p_name))
+    THEN
+        SELECT c.standing, c.fence, c.span_us, c.ahead, c.holder, c.label, c.capacity
+            INTO standing, fence, span_us, ahead, holder, label, capacity
+            FROM leasehold.claim(p_name, p_token, 4294967295, 4294967295, p_holder, p_label,
+                p_note, p_ttl_us, p_ttl_us, false, 0) c;
+        RETURN;
+    END IF;
+    IF v_line.capacity <> 4294967295 THEN
+        standing := 'mismatch';
+        capacity := v_line.capacity;
+        RETURN;
+    END IF;
+    FOR v_seen IN
+        SELECT c.fence FROM leasehold.claims c
+        WHERE c.name = p_name ORDER BY c.fence LIMIT v_line.held
+    LOOP
+        IF v_seen.fence <> ALL (p_fences) THEN
+            standing := 'out';
+            ahead := v_line.claims;
+            span_us := 0;
+            SELECT c.holder, c.label INTO STRICT holder, label FROM leasehold.claims c
+                WHERE c.name = p_name ORDER BY c.fence LIMIT 1;
+            RETURN;
+        END IF;
+    END LOOP;
+
+    FOR v_seen IN
+        WITH gone AS (
+            DELETE FROM leasehold.claims c WHERE c.name = p_name AND c.granted IS NOT NULL
+            RETURNING c.fence, c.holder, c.label
+        )
+        SELECT * FROM gone ORDER BY gone.fence
+    LOOP
+        PERFORM leasehold.tell(
+            'evicted', p_name, v_seen.fence, v_seen.holder, v_seen.label, p_reason);
+    END LOOP;
+    fence := leasehold.next_fence();
+    v_line.claims := 1;
+    v_line.arrived := v_line.arrived + 1;
+    INSERT INTO leasehold.claims VALUES (
+        p_name, fence, p_token, 4294967295, v_line.arrived, p_holder, p_label, p_note, NULL, v_now,
+        v_now, v_now + p_ttl_us * interval '1 microsecond', 0);
+    PERFORM leasehold.tell('granted', p_name, fence, p_holder, p_label, '');
+    FOR v_seen IN
+        SELECT c.token, c.holder, c.label FROM leasehold.claims c
+        WHERE c.name = p_name AND c.granted IS NULL ORDER BY c.fence
+    LOOP
+        v_line.claims := v_line.claims + 1;
+        v_line.arrived := v_line.arrived + 1;
+        v_place := leasehold.next_fence();
+        UPDATE leasehold.claims c SET fence = v_place, ordinal = v_line.arrived
+            WHERE (c.token, c.name) BETWEEN (v_seen.token, p_name) AND (v_seen.token, p_name);
+        PERFORM leasehold.tell(
+            'queued', p_name, v_place, v_seen.holder, v_seen.label, '');
+    END LOOP;
+    v_line.held := 1;
+    v_line.held_units := 4294967295;
+    v_line.last_held := fence;
+    PERFORM leasehold.save(v_line);
+    standing := 'held';
+    span_us := p_ttl_us;
+END
+$$;
