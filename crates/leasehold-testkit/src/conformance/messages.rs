@@ -16,6 +16,7 @@ use crate::PartVerbs;
 
 super::cases! {
     evicted_holder_hears_the_reason_before_its_next_renewal: messages,
+    holder_that_is_evicted_at_once_hears_of_it_before_its_next_renewal: messages,
     holder_of_an_adopted_lease_hears_that_it_is_evicted: messages & detach,
     holder_whose_name_is_stolen_hears_the_reason_at_once: messages & steal,
     evicted_reader_hears_and_the_other_reader_stays: messages & shared,
@@ -108,6 +109,17 @@ async fn evicted_holder_hears_the_reason_before_its_next_renewal(lab: Arc<dyn Ha
     let lease = one.mutex(name).ttl(LONG).lock().await?;
     admin.admin().force_release(name, "again").await?;
     is_told(&*lab, &lease, admin.holder().label(), "again").await
+}
+
+/// The client of a new lease does not listen yet.
+async fn holder_that_is_evicted_at_once_hears_of_it_before_its_next_renewal(
+    lab: Arc<dyn Harness>,
+) -> Outcome {
+    let (client, operator) = (lab.client().await?, lab.client().await?);
+    let lease = client.mutex("messages:new").ttl(LONG).lock().await?;
+    operator.admin().force_release("messages:new", "test").await?;
+    soon("the loss", lease.lost()).await?;
+    Ok(())
 }
 
 async fn holder_of_an_adopted_lease_hears_that_it_is_evicted(lab: Arc<dyn Harness>) -> Outcome {

@@ -12,6 +12,7 @@ use super::support::{EVENT_MAX, Failure, Outcome, line, soon, until_free, until_
 
 super::cases! {
     ticket_of_another_client_continues_the_claim: detach & ttl_per_claim & waits_by_token,
+    wait_for_a_ticket_that_ends_in_line_says_so: detach & ttl_per_claim & waits_by_token,
     dropped_wait_of_a_ticket_leaves_its_place: detach & ttl_per_claim & waits_by_token,
     place_of_a_ticket_ends_when_nobody_asks: detach & ttl_per_claim & waits_by_token,
     wait_for_a_ticket_that_was_given_back_never_enters: detach & ttl_per_claim & waits_by_token,
@@ -53,6 +54,22 @@ async fn ticket_of_another_client_continues_the_claim(lab: Arc<dyn Harness>) -> 
     assert_eq!(line(&holder, name).await?.held[0].fence, handle.fence());
     assert_eq!(one.release(&handle).await?, Released::Released);
     until_free(&holder, name).await
+}
+
+async fn wait_for_a_ticket_that_ends_in_line_says_so(lab: Arc<dyn Harness>) -> Outcome {
+    let client = lab.client().await?;
+    let name = "ticket:ends";
+    let holder = client.mutex(name).ttl(lab.long().await?).lock().await?;
+    let ticket = ticket(&*lab, &client, name, Token::random()).await?;
+    ticket.enter().await?;
+    // Longer than a store has for its first answer, so that the last question is asked at the end.
+    for millis in [300, 400, 500] {
+        let state = ticket.wait(Duration::from_millis(millis)).await?;
+        assert_eq!(state, TicketState::Queued { ahead: 1 }, "after {millis} ms");
+    }
+    ticket.leave().await?;
+    holder.release().await?;
+    Ok(())
 }
 
 async fn dropped_wait_of_a_ticket_leaves_its_place(lab: Arc<dyn Harness>) -> Outcome {

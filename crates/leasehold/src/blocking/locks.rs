@@ -1,12 +1,10 @@
 //! Read/write locks and semaphores for threads.
 
 use std::ops::Deref;
-use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::runtime::Runtime;
-
 use super::Lease;
+use super::shared_runtime::SharedRuntime;
 use crate::error::{Result, TryLockError};
 use crate::options::LockOptions;
 use crate::rule::claim::Released;
@@ -28,7 +26,7 @@ use crate::rule::claim::Released;
 #[must_use = "it does nothing until it is asked for a lease"]
 pub struct RwLock {
     pub(super) lock: crate::RwLock,
-    pub(super) runtime: Arc<Runtime>,
+    pub(super) runtime: SharedRuntime,
 }
 
 impl RwLock {
@@ -78,11 +76,11 @@ impl RwLock {
     }
 
     fn reads(&self, lease: crate::ReadLease) -> ReadLease {
-        ReadLease { lease, runtime: Arc::clone(&self.runtime) }
+        ReadLease { lease, runtime: self.runtime.clone() }
     }
 
     fn writes(&self, lease: crate::WriteLease) -> WriteLease {
-        WriteLease { lease, runtime: Arc::clone(&self.runtime) }
+        WriteLease { lease, runtime: self.runtime.clone() }
     }
 }
 
@@ -91,7 +89,7 @@ impl RwLock {
 #[must_use = "a lease that is dropped is given back at once"]
 pub struct ReadLease {
     lease: crate::ReadLease,
-    runtime: Arc<Runtime>,
+    runtime: SharedRuntime,
 }
 
 impl ReadLease {
@@ -123,7 +121,7 @@ impl Deref for ReadLease {
 #[must_use = "a lease that is dropped is given back at once"]
 pub struct WriteLease {
     lease: crate::WriteLease,
-    runtime: Arc<Runtime>,
+    runtime: SharedRuntime,
 }
 
 impl WriteLease {
@@ -153,7 +151,7 @@ impl Deref for WriteLease {
 #[must_use = "it does nothing until it is asked for a lease"]
 pub struct Semaphore {
     pub(super) semaphore: crate::Semaphore,
-    pub(super) runtime: Arc<Runtime>,
+    pub(super) runtime: SharedRuntime,
 }
 
 impl Semaphore {
@@ -200,6 +198,6 @@ impl Semaphore {
     }
 
     fn lease(&self, lease: crate::Lease) -> Lease {
-        Lease { lease, runtime: Arc::clone(&self.runtime) }
+        Lease { lease, runtime: self.runtime.clone() }
     }
 }

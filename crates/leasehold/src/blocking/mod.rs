@@ -4,12 +4,10 @@
 //! inside an asynchronous task; use [`Client`](crate::Client) there.
 
 mod locks;
+mod shared_runtime;
 mod tasks;
 
-use std::sync::Arc;
 use std::time::{Duration, SystemTime};
-
-use tokio::runtime::Runtime;
 
 use crate::error::{Error, LostCause, Result, TryLockError};
 use crate::handle::Handle;
@@ -18,6 +16,8 @@ use crate::rule::claim::Released;
 use crate::rule::fence::Fence;
 use crate::rule::name::Name;
 use crate::runtime::claim_state::LeaseState;
+
+use shared_runtime::SharedRuntime;
 
 pub use locks::{ReadLease, RwLock, Semaphore, WriteLease};
 pub use tasks::{Election, Leaders, Leadership, Once, RateLimiter};
@@ -39,9 +39,9 @@ pub fn connect(url: impl AsRef<str>) -> Result<Client> {
     Ok(Client { client, runtime })
 }
 
-fn runtime() -> Result<Arc<Runtime>> {
+fn runtime() -> Result<SharedRuntime> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    runtime.map(Arc::new).map_err(|error| Error::Store {
+    runtime.map(SharedRuntime::new).map_err(|error| Error::Store {
         store: "this process".into(),
         cause: format!("cannot start a runtime: {error}"),
         transient: false,
@@ -52,7 +52,7 @@ fn runtime() -> Result<Arc<Runtime>> {
 #[derive(Debug, Clone)]
 pub struct Client {
     client: crate::Client,
-    runtime: Arc<Runtime>,
+    runtime: SharedRuntime,
 }
 
 impl Client {
@@ -65,34 +65,34 @@ impl Client {
 
     /// A lock that one holder at a time has.
     pub fn mutex(&self, name: impl AsRef<str>) -> Mutex {
-        Mutex { mutex: self.client.mutex(name), runtime: Arc::clone(&self.runtime) }
+        Mutex { mutex: self.client.mutex(name), runtime: self.runtime.clone() }
     }
 
     /// A lock that many readers or one writer have.
     pub fn rwlock(&self, name: impl AsRef<str>) -> RwLock {
-        RwLock { lock: self.client.rwlock(name), runtime: Arc::clone(&self.runtime) }
+        RwLock { lock: self.client.rwlock(name), runtime: self.runtime.clone() }
     }
 
     /// `limit` permits for all machines together.
     pub fn semaphore(&self, name: impl AsRef<str>, limit: u32) -> Semaphore {
         let semaphore = self.client.semaphore(name, limit);
-        Semaphore { semaphore, runtime: Arc::clone(&self.runtime) }
+        Semaphore { semaphore, runtime: self.runtime.clone() }
     }
 
     /// An election with one leader at a time.
     pub fn election(&self, name: impl AsRef<str>) -> Election {
-        Election { election: self.client.election(name), runtime: Arc::clone(&self.runtime) }
+        Election { election: self.client.election(name), runtime: self.runtime.clone() }
     }
 
     /// `units` in any window of `period`, for all machines together.
     pub fn rate_limiter(&self, name: impl AsRef<str>, units: u32, period: Duration) -> RateLimiter {
         let limiter = self.client.rate_limiter(name, units, period);
-        RateLimiter { limiter, runtime: Arc::clone(&self.runtime) }
+        RateLimiter { limiter, runtime: self.runtime.clone() }
     }
 
     /// Work that is done at most once in each period of `every`, for all machines together.
     pub fn once(&self, name: impl AsRef<str>, every: Duration) -> Once {
-        Once { once: self.client.once(name, every), runtime: Arc::clone(&self.runtime) }
+        Once { once: self.client.once(name, every), runtime: self.runtime.clone() }
     }
 
     /// The asynchronous client, for everything that has no blocking form.
@@ -115,13 +115,13 @@ impl Client {
     ) -> Result<Lease> {
         let stolen = self.client.admin().steal_with(name, reason, options);
         let lease = self.runtime.block_on(stolen)?;
-        Ok(Lease { lease, runtime: Arc::clone(&self.runtime) })
+        Ok(Lease { lease, runtime: self.runtime.clone() })
     }
 
     /// Adopts a lease by its handle: renews it at once and from then on.
     pub fn adopt(&self, handle: &Handle) -> Result<Lease> {
         let lease = self.runtime.block_on(self.client.adopt(handle))?;
-        Ok(Lease { lease, runtime: Arc::clone(&self.runtime) })
+        Ok(Lease { lease, runtime: self.runtime.clone() })
     }
 
     /// Renews the lease of a handle once; returns how long it lasts from now on. See
@@ -154,7 +154,7 @@ impl Client {
 #[must_use = "it does nothing until it is asked for a lease"]
 pub struct Mutex {
     mutex: crate::Mutex,
-    runtime: Arc<Runtime>,
+    runtime: SharedRuntime,
 }
 
 impl Mutex {
@@ -189,7 +189,7 @@ impl Mutex {
     }
 
     fn lease(&self, lease: crate::Lease) -> Lease {
-        Lease { lease, runtime: Arc::clone(&self.runtime) }
+        Lease { lease, runtime: self.runtime.clone() }
     }
 }
 
@@ -198,7 +198,7 @@ impl Mutex {
 #[must_use = "a lease that is dropped is given back at once"]
 pub struct Lease {
     lease: crate::Lease,
-    runtime: Arc<Runtime>,
+    runtime: SharedRuntime,
 }
 
 impl Lease {

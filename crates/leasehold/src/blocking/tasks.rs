@@ -2,12 +2,11 @@
 
 use std::fmt;
 use std::ops::Deref;
-use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::stream::{BoxStream, StreamExt};
-use tokio::runtime::Runtime;
 
+use super::shared_runtime::SharedRuntime;
 use crate::error::Result;
 use crate::options::LockOptions;
 use crate::rule::claim::Released;
@@ -18,7 +17,7 @@ use crate::{LastRun, Leader, Outcome, Unit};
 #[must_use = "it does nothing until it is asked for a lease"]
 pub struct Election {
     pub(super) election: crate::Election,
-    pub(super) runtime: Arc<Runtime>,
+    pub(super) runtime: SharedRuntime,
 }
 
 impl Election {
@@ -35,7 +34,7 @@ impl Election {
     /// Blocks until this thread leads.
     pub fn campaign(&self, payload: impl Into<String>) -> Result<Leadership> {
         let leadership = self.runtime.block_on(self.election.campaign(payload))?;
-        Ok(Leadership { leadership, runtime: Arc::clone(&self.runtime) })
+        Ok(Leadership { leadership, runtime: self.runtime.clone() })
     }
 
     /// The present leader.
@@ -46,7 +45,7 @@ impl Election {
     /// The leader, and from then on every change of it; see [`crate::Election::observe`].
     pub fn observe(&self) -> Result<Leaders> {
         let leaders = self.runtime.block_on(self.election.observe())?;
-        Ok(Leaders { leaders, runtime: Arc::clone(&self.runtime) })
+        Ok(Leaders { leaders, runtime: self.runtime.clone() })
     }
 }
 
@@ -55,7 +54,7 @@ impl Election {
 #[must_use = "leadership that is dropped is resigned at once"]
 pub struct Leadership {
     leadership: crate::Leadership,
-    runtime: Arc<Runtime>,
+    runtime: SharedRuntime,
 }
 
 impl Leadership {
@@ -81,7 +80,7 @@ impl Deref for Leadership {
 /// Leaders as they change; made by [`Election::observe`]. Blocks until there is another.
 pub struct Leaders {
     leaders: BoxStream<'static, Result<Option<Leader>>>,
-    runtime: Arc<Runtime>,
+    runtime: SharedRuntime,
 }
 
 impl fmt::Debug for Leaders {
@@ -103,7 +102,7 @@ impl Iterator for Leaders {
 #[must_use = "it does nothing until a unit is asked for"]
 pub struct RateLimiter {
     pub(super) limiter: crate::RateLimiter,
-    pub(super) runtime: Arc<Runtime>,
+    pub(super) runtime: SharedRuntime,
 }
 
 impl RateLimiter {
@@ -128,7 +127,7 @@ impl RateLimiter {
 #[must_use = "it does nothing until it is run"]
 pub struct Once {
     pub(super) once: crate::Once,
-    pub(super) runtime: Arc<Runtime>,
+    pub(super) runtime: SharedRuntime,
 }
 
 impl Once {

@@ -571,12 +571,8 @@ impl Keeper {
                     claim_state.hear(&message, now);
                 }
             }),
-            // A message may have been missed. In this process only, none was before the first time.
-            Heard::Begun { first } => {
-                if !first || self.direct.info().can_fail {
-                    self.registry.for_each(|claim_state| claim_state.look(now));
-                }
-            }
+            // A lease may be older than this, and a message about it was missed.
+            Heard::Begun => self.registry.for_each(|claim_state| claim_state.look(now)),
             Heard::Ended(error) => {
                 let cause = error.as_ref().map(Error::to_string);
                 tracing::debug!(cause, "messages to holders are not heard; listening again");

@@ -28,10 +28,8 @@ type Messages = BoxStream<'static, HolderMessage>;
 /// What a client heard.
 pub(crate) enum Heard {
     Message(HolderMessage),
-    /// It listens from now on; whether it never did before.
-    Begun {
-        first: bool,
-    },
+    /// It listens from now on. It may have missed messages before.
+    Begun,
     /// It does not listen any more, or could not begin.
     Ended(Option<Error>),
 }
@@ -40,8 +38,6 @@ pub(crate) enum Heard {
 #[derive(Debug, Default)]
 pub(crate) struct Listening {
     stage: Stage,
-    /// Whether it ever listened, or tried to in vain.
-    tried: bool,
     failures: u32,
     pause_until: Option<Moment>,
 }
@@ -84,7 +80,6 @@ impl Listening {
         self.pause_until = Some(now + pause.mul_f64(rand::random_range(0.5..1.0)));
         self.failures = self.failures.saturating_add(1);
         self.stage = Stage::Idle;
-        self.tried = true;
     }
 
     /// Ends when something is heard; never while it is idle. Dropping the future loses nothing.
@@ -95,7 +90,7 @@ impl Listening {
                 Ok(messages) => {
                     self.stage = Stage::Open(messages);
                     self.failures = 0;
-                    Heard::Begun { first: !std::mem::replace(&mut self.tried, true) }
+                    Heard::Begun
                 }
                 Err(error) => Heard::Ended(Some(error)),
             },

@@ -116,13 +116,20 @@ impl Scope {
         self.0 & KIND == ALONE
     }
 
+    fn is_thread(self) -> bool {
+        self.0 & KIND == THREAD
+    }
+
+    fn is_task(self) -> bool {
+        matches!(self.0 & KIND, TASK | NUMBERED)
+    }
+
     /// Whether a wait in `waiting` keeps a lease that was taken here until the wait has ended.
     ///
     /// A lease acquired outside of tasks counts as kept by every task that waits, because it was
     /// most likely passed to one. A lease acquired in a task belongs to that task alone.
     pub(crate) fn is_kept_by(self, waiting: Scope) -> bool {
-        let in_task = matches!(waiting.0 & KIND, TASK | NUMBERED);
-        self == waiting || self.0 & KIND == THREAD && in_task
+        self == waiting || self.is_thread() && waiting.is_task()
     }
 }
 
@@ -161,10 +168,13 @@ impl Usage {
         self.scope.store(scope.0, Ordering::Relaxed);
     }
 
-    /// Records a use here. This may be another task than the one that took the claim.
+    /// Records a use here. This may be another task than the one that took the claim. A thread
+    /// outside of all tasks does not take a claim over from a task: an event loop of another
+    /// language asks about the leases of its tasks there.
     pub(crate) fn touch(&self) {
-        if !self.scope().is_alone() {
-            self.belongs_to(Scope::here());
+        let (owner, here) = (self.scope(), Scope::here());
+        if !owner.is_alone() && !(owner.is_task() && here.is_thread()) {
+            self.belongs_to(here);
         }
         self.last.store(WAITS.load(Ordering::Relaxed), Ordering::Relaxed);
     }
@@ -254,6 +264,21 @@ mod tests {
                 .block_on(async { tokio::spawn(async { Scope::here() }).await.expect("a scope") })
         });
         assert_ne!(driven, within(1, Scope::here));
+    }
+
+    #[test]
+    fn claim_of_a_task_stays_its_own_when_a_thread_uses_it() {
+        let usage = within(1, Usage::here);
+        let task = within(1, Scope::here);
+        let began = WaitBegan::now();
+        usage.touch();
+        assert_eq!(usage.scope(), task, "this thread is outside of all tasks");
+        assert!(usage.is_used_since(began), "the use counts");
+        within(2, || usage.touch());
+        assert_eq!(usage.scope(), within(2, Scope::here), "another task takes it over");
+        let of_thread = Usage::here();
+        within(1, || of_thread.touch());
+        assert_eq!(of_thread.scope(), task);
     }
 
     #[test]

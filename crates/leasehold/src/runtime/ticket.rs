@@ -118,7 +118,7 @@ impl Ticket {
     }
 
     /// Waits until the claim holds, for at most `span`, and returns how it stands then. The store
-    /// has at least 250 ms for its answer.
+    /// has 250 ms more for its last answer.
     ///
     /// Returns [`Error::Stale`] if the claim is not in line: it never entered, its place expired
     /// without an `enter` or `wait`, or it was given back. A wait never enters the line.
@@ -132,13 +132,15 @@ impl Ticket {
         let keeper = &self.client.inner.keeper;
         let begun = keeper.clock.now();
         let deadline = begun + span;
-        let ask_by = deadline.max(begun + FIRST_ANSWER);
         let mut woken = false;
         loop {
+            // The last question may begin at the deadline.
+            let asked_at = keeper.clock.now();
+            let ask_by = deadline.max(asked_at + FIRST_ANSWER);
             let (state, retry_in) = tokio::select! {
                 biased;
                 asked = self.ask() => asked?,
-                () = keeper.clock.sleep_until(ask_by) => return Err(keeper.silent(begun)),
+                () = keeper.clock.sleep_until(ask_by) => return Err(keeper.silent(asked_at)),
             };
             let now = keeper.clock.now();
             if matches!(state, TicketState::Held { .. }) || now >= deadline {

@@ -4,6 +4,7 @@ use futures_util::StreamExt;
 use leasehold::engine::{EventKind, Query};
 use leasehold::redis::Redis;
 use leasehold::{Error, Released, UnlessHeld};
+use leasehold_testkit::fork::in_child;
 use leasehold_testkit::{Certificates, servers};
 
 use crate::support::*;
@@ -160,4 +161,23 @@ async fn database_that_the_server_does_not_have_is_refused() {
     let server = server().await;
     let error = refused(&format!("{}/99", server.url())).await;
     assert!(!error.is_transient(), "{error:?}");
+}
+
+#[test]
+fn forked_child_that_drops_a_blocking_client_leaves_the_connections_to_its_parent() {
+    let server = servers::Redis::new().start_blocking().expect("a server starts");
+    // Far beyond this test: without its socket the parent would wait for all that time.
+    let url = format!("{}?timeout_ms=600000", server.url());
+    let client = leasehold::blocking::connect(url).expect("the store opens");
+    let lease = client.mutex("report").ttl(LONG).lock().expect("free");
+    let (client, status) = in_child(client, |client| {
+        drop(client);
+        0
+    })
+    .expect("a child");
+    assert_eq!(status, Some(0));
+    let (sender, answered) = std::sync::mpsc::channel();
+    std::thread::spawn(move || sender.send((lease.extend(LONG), client)));
+    let (extended, _client) = answered.recv_timeout(EVENT_MAX).expect("an answer");
+    extended.expect("it is held");
 }
