@@ -271,7 +271,10 @@ fn threads_have_the_same_primitives() {
     other.release().expect("released");
     let writer = reader.try_upgrade().expect("an answer").expect("it is alone");
     assert!(lock.read_within(Duration::from_millis(1)).unless_held().expect("an answer").is_none());
-    writer.release().expect("released");
+    let stolen = client.steal("catalogue", "repair").expect("stolen");
+    assert!(stolen.fence() > writer.fence());
+    stolen.release().expect("released");
+    writer.release().expect("an answer");
 
     let permits = client.semaphore("uploads", 2);
     let two = permits.acquire_many(2).expect("granted");

@@ -94,6 +94,30 @@ async fn rung_waiter_is_granted_only_when_the_replicas_have_it() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn theft_that_the_replicas_do_not_get_takes_the_name_from_no_waiter() {
+    let (master, replicas) = master_with(1).await;
+    let holder = client(master.url()).await;
+    let lease = holder.mutex("report").ttl(LONG).lock().await.expect("free");
+    let waiter = Waiter::queue(&holder, &holder, "report", 0).await;
+    let behind = Waiter::queue(&holder, &holder, "report", 1).await;
+    replicas[0].stop_process().expect("it stops");
+    // It tries again by itself.
+    let thief = client(waiting_for(&master, 1)).await;
+    let refused = thief.admin().steal("report", "stuck").await;
+    assert!(matches!(&refused, Err(Error::Store { transient: true, .. })), "{refused:?}");
+    let next = waiter.granted().await;
+    assert!(next.fence() > lease.fence());
+    next.extend(LONG).await.expect("it was not taken");
+    assert!(behind.is_waiting());
+    replicas[0].continue_process().expect("it goes on");
+    let stolen = thief.admin().steal("report", "stuck").await.expect("the replica has it");
+    let token = told(&master, &["GET", "lock:report"]);
+    assert_eq!(told(&replicas[0], &["GET", "lock:report"]), token);
+    stolen.release().await.expect("an answer");
+    assert!(behind.granted().await.is_held());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lease_is_kept_although_its_replica_is_gone() {
     let (master, replicas) = master_with(1).await;
     let builder = Client::builder().renew_at_percent(20);

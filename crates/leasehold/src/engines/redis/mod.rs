@@ -144,6 +144,22 @@ const CLAIM_BYTES: usize = 512;
 /// What the text of a fence needs.
 const FENCE_BYTES: usize = 24;
 
+/// What becomes of a claim that holds, but not on enough replicas.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum WithoutReplicas {
+    /// The next in line gets the name.
+    GiveBack,
+    /// The caller asks again or gives the claim back. If a waiter got the name between two tries to
+    /// steal it, the second one would evict that waiter.
+    Keep,
+}
+
+/// Whether a script answered that the claim holds.
+fn is_held(answer: &Value) -> bool {
+    let answer = answer::standing(answer.clone(), Duration::ZERO);
+    matches!(answer, Ok((Answer::Stands(Standing::Held { .. }), _)))
+}
+
 impl Inner {
     /// What an answer says, or the error for one that says nothing.
     fn understood<T>(&self, answer: std::result::Result<T, Odd>) -> Result<T> {
@@ -192,7 +208,7 @@ impl Inner {
             .shown(format_args!("{units}\n{id}\n{mailbox}\n{label}\n{note}"))
             .shown(format_args!("{shortest} {units} {capacity} {patience}{join}"));
         let sent = SystemClock.now();
-        let answer = self.send_claim(call, &claim.key).await?;
+        let answer = self.send_claim(call, &claim.key, WithoutReplicas::GiveBack).await?;
         if let Some(time) = answer::shown_clock(&answer) {
             let received = SystemClock.now();
             self.read_clock(&claim.key.name, Reading { sent, received, time });
@@ -201,13 +217,23 @@ impl Inner {
     }
 
     /// Sends the call that makes a claim. Where replicas count, a grant waits for them.
-    async fn send_claim(self: &Arc<Self>, call: Call, key: &ClaimKey) -> Result<Value> {
+    async fn send_claim(
+        self: &Arc<Self>,
+        call: Call,
+        key: &ClaimKey,
+        without_replicas: WithoutReplicas,
+    ) -> Result<Value> {
         let (inner, claimed) = (Arc::clone(self), key.clone());
         let exchange = async move {
-            match inner.wait_for {
-                None => inner.links.call(&call).await,
-                Some(wait_for) => inner.ask_and_wait(&call, wait_for, &claimed).await,
+            let Some(wait_for) = inner.wait_for else { return inner.links.call(&call).await };
+            let (answer, reached) = inner.call_and_wait(&call, wait_for).await?;
+            if reached < wait_for.replicas && is_held(&answer) {
+                if without_replicas == WithoutReplicas::GiveBack {
+                    inner.let_go(&[claimed]).await?;
+                }
+                return Err(inner.too_few(wait_for, reached));
             }
+            Ok(answer)
         };
         self.awaited(vec![key.token], exchange).await
     }
@@ -261,20 +287,6 @@ impl Inner {
         let Some(fences) = self.understood(answer::fences(answer))? else { return Ok(None) };
         let held = |(fence, claim): (u64, &Claim)| Standing::Held { fence, remaining: claim.ttl };
         Ok(Some(fences.into_iter().zip(claims).map(held).collect()))
-    }
-
-    /// Asks, and counts a grant only when enough replicas have it.
-    async fn ask_and_wait(&self, call: &Call, wait_for: WaitFor, key: &ClaimKey) -> Result<Value> {
-        let (answer, reached) = self.call_and_wait(call, wait_for).await?;
-        let held = matches!(
-            answer::standing(answer.clone(), Duration::ZERO),
-            Ok((Answer::Stands(Standing::Held { .. }), _))
-        );
-        if held && reached < wait_for.replicas {
-            self.let_go(std::slice::from_ref(key)).await?;
-            return Err(self.too_few(wait_for, reached));
-        }
-        Ok(answer)
     }
 
     /// Calls a script, and says how many replicas have what it wrote.
@@ -362,7 +374,7 @@ impl Inner {
             .shown(format_args!("{units}\n{id}\n{NOBODY}\n{label}\n{note}"))
             .text(&order.reason);
         let call = order.fences.iter().fold(call, |call, fence| call.shown(fence));
-        let answer = self.send_claim(call, &claim.key).await?;
+        let answer = self.send_claim(call, &claim.key, WithoutReplicas::Keep).await?;
         self.standing(claim, answer)
     }
 
