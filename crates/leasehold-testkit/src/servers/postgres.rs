@@ -117,8 +117,8 @@ impl Postgres {
         with_retries(|| Server::ready(self.plan()?))
     }
 
-    /// Starts a primary and a standby of it. The primary confirms a commit only when the standby has
-    /// it too, and waits as long as there is none.
+    /// Starts a primary and a standby of it. The primary confirms a commit only when the standby
+    /// has it too, and waits as long as there is none.
     pub async fn start_with_standby(&self) -> Result<Group> {
         start_with(self, Postgres::start_with_standby_blocking).await
     }
@@ -211,7 +211,8 @@ impl Postgres {
 }
 
 impl Server {
-    /// Makes this PostgreSQL server a standby of another one. It ends if it runs, and loses its data.
+    /// Makes this PostgreSQL server a standby of another one. It ends if it runs, and loses its
+    /// data.
     ///
     /// # Cancel safety
     ///
