@@ -8,7 +8,6 @@ use std::fs::{self, File, Permissions};
 use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
 use std::ptr::{NonNull, null_mut};
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -16,9 +15,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
-use crate::error::{Doing, Error, Result};
+use crate::error::{Doing, Result};
 use crate::folder::Folder;
-use crate::programs;
+use crate::preload;
 
 const SOURCE: &str = include_str!("clock.c");
 
@@ -63,29 +62,13 @@ impl Clock {
     /// Compiles the library and makes a clock that shows the true time.
     pub fn new() -> Result<Clock> {
         let folder = Folder::new()?;
-        let (source, library) = (folder.path().join("clock.c"), folder.path().join("clock.so"));
+        let library = preload::compile(&folder, "clock", SOURCE)?;
         let file = folder.path().join("setting");
         let doing = || "make a clock".to_owned();
-        fs::write(&source, SOURCE).doing(doing)?;
-        let output = Command::new(programs::find("gcc", "gcc")?)
-            .args(["-O2", "-Wall", "-Werror", "-shared", "-fPIC", "-o"])
-            .args([&library, &source])
-            .stdin(Stdio::null())
-            .output()
-            .doing(doing)?;
-        if !output.status.success() {
-            return Err(Error::Refused {
-                server: "gcc".to_owned(),
-                request: "compile clock.c".to_owned(),
-                answer: String::from_utf8_lossy(&output.stderr).into_owned(),
-            });
-        }
         let setting = Setting::Ahead(0);
         fs::write(&file, setting.word().to_ne_bytes()).doing(doing)?;
-        // A server that runs as another user reads both.
-        for (path, mode) in [(folder.path(), 0o711), (&library, 0o755), (&file, 0o644)] {
-            fs::set_permissions(path, Permissions::from_mode(mode)).doing(doing)?;
-        }
+        // A server that runs as another user reads it too.
+        fs::set_permissions(&file, Permissions::from_mode(0o644)).doing(doing)?;
         let opened = File::options().read(true).write(true).open(&file);
         let word = opened.and_then(|file| Word::map(&file)).doing(doing)?;
         Ok(Clock { library, file, setting: Mutex::new(setting), word, _folder: folder })
@@ -93,7 +76,7 @@ impl Clock {
 
     /// The environment variables that put a server on this clock.
     pub fn environment(&self) -> [(&'static str, PathBuf); 2] {
-        [("LD_PRELOAD", self.library.clone()), ("LH_CLOCK_FILE", self.file.clone())]
+        [(preload::VARIABLE, self.library.clone()), ("LH_CLOCK_FILE", self.file.clone())]
     }
 
     /// Sets the clock ahead of the true time, at once, and lets it run; zero is the true time.
@@ -232,6 +215,7 @@ impl Drop for Word {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::process::Command;
 
     fn date(clock: &Clock, format: &str) -> String {
         let output =

@@ -3,6 +3,7 @@
 //! - [`servers`] starts Redis, PostgreSQL, ZooKeeper and etcd as child processes, alone or in
 //!   groups, on free loopback ports with folders of their own.
 //! - [`proxy`] stands between a client and a server and breaks the connection in chosen ways.
+//! - [`redirect`] sends the connections of a program to such proxies.
 //! - [`worker`] runs a program that a crash test stops, continues and kills.
 //! - [`peer`] runs other packages that take locks on the same servers.
 //! - [`clock`] moves and stops the wall clock of a server.
@@ -44,9 +45,11 @@ pub mod fork;
 mod part_verbs;
 pub mod peer;
 pub mod ports;
+mod preload;
 pub mod process;
 mod programs;
 pub mod proxy;
+pub mod redirect;
 mod renewals;
 pub mod scheduling;
 pub mod servers;
@@ -62,6 +65,7 @@ pub use folder::remove_orphans;
 pub use part_verbs::PartVerbs;
 pub use peer::{Peer, PeerKind};
 pub use proxy::{AfterLoss, Direction, Proxy, Traffic};
+pub use redirect::Redirect;
 pub use renewals::Renewals;
 pub use servers::{Etcd, Group, Pgbouncer, Postgres, Redis, SentinelGroup, Server};
 pub use servers::{SplitCluster, Zookeeper};

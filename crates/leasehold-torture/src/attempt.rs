@@ -1,17 +1,19 @@
 //! What a task of a worker does again and again: take a name in one of many ways, use the register
-//! under the lease, and give it back in one of several ways.
+//! under the lease, and give it back in one of several ways. A visitor does so with a client for
+//! each attempt.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold::claim::Mode;
+use leasehold::error::Config;
 use leasehold::{Error, Handle, Lease, LockOptions, Released, Request, Unit, UnlessHeld};
 use leasehold_testkit::conformance::Can;
 
 use crate::chance::Chance;
 use crate::event::{Instant, SEVERAL, Want, What, now};
 use crate::register::{Access, Answer, Connection};
-use crate::worker::{ATTEMPT, Shared, failed};
+use crate::worker::{ATTEMPT, Shared, connected, failed};
 
 /// A lease is looked at this often while it is held.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
@@ -51,11 +53,13 @@ pub struct Task {
 }
 
 /// How an attempt asks.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum How {
     Lock,
     Within(Duration),
     Try,
+    /// For what the store must refuse.
+    TryTooLong,
     Cancelled(Duration),
 }
 
@@ -64,7 +68,7 @@ impl How {
         match self {
             How::Lock => "lock",
             How::Within(_) => "within",
-            How::Try => "try",
+            How::Try | How::TryTooLong => "try",
             How::Cancelled(_) => "cancelled",
         }
     }
@@ -72,7 +76,9 @@ impl How {
 
 impl Task {
     /// A task with a connection to the register.
-    pub async fn new(shared: Arc<Shared>, index: u32, chance: Chance) -> Task {
+    pub async fn new(shared: Arc<Shared>, index: u32) -> Task {
+        let purpose = u64::from(shared.orders.number) << 16 | u64::from(index);
+        let chance = Chance::new(shared.orders.seed, purpose);
         let register = Connection::open(shared.orders.register).await;
         let register = register.expect("the register is there as long as the run");
         let (is_first, number) = (index == 1, u64::from(index) * 1_000_000);
@@ -179,13 +185,50 @@ impl Task {
         }
     }
 
+    /// Visits after a while.
+    pub async fn visit(&mut self) {
+        let span = self.chance.within(200..1_200);
+        tokio::time::sleep(Duration::from_millis(span)).await;
+        if Can::of(self.shared.client.info(), self.shared.client.parts()).detach {
+            self.closed_by_a_visitor().await;
+        }
+    }
+
+    /// A name that must stay closed although the client that had it is closed right after, as that
+    /// of a command is. Some stores can do that only for a limited time, and must refuse more.
+    async fn closed_by_a_visitor(&mut self) {
+        let orders = &self.shared.orders;
+        let (visit_ttl_ms, too_long_ms) = (orders.visit_ttl_ms, orders.too_long_ms);
+        let (name, closed_ms, how) = match too_long_ms.filter(|_| self.chance.percent(50)) {
+            Some(too_long_ms) => ("long", too_long_ms, How::TryTooLong),
+            None => ("visited", CLOSED_MS, self.how()),
+        };
+        let ttl = visit_ttl_ms.map_or_else(|| self.ttl(), Duration::from_millis);
+        let shared = Arc::clone(&self.shared);
+        let client = match connected(&shared.orders, &shared.recorder, &shared.stops).await {
+            Ok(Some(client)) => client,
+            Ok(None) => return,
+            Err(error) => return self.failed("connect", &error),
+        };
+        let options = LockOptions::new().hold_at_least(Duration::from_millis(closed_ms));
+        let request = client.request(name).ttl(ttl).options(options);
+        self.asks(name, Want::Exclusive, ttl, how.word(), Some(closed_ms));
+        if let Some(lease) = self.ask(&request, how).await {
+            self.granted(&lease);
+            self.give_back(lease).await;
+        }
+        if let Err(error) = client.close().await {
+            self.failed("close", &error);
+        }
+    }
+
     /// Makes the claim; the end without a lease is written down.
     async fn ask(&mut self, request: &Request, how: How) -> Option<Lease> {
         let asked = ATTEMPT.scope(self.number, async {
             match how {
                 How::Lock => request.acquire().await.map(Some),
                 How::Within(span) => request.acquire_within(span).await.unless_held(),
-                How::Try => request.try_acquire().await.unless_held(),
+                How::Try | How::TryTooLong => request.try_acquire().await.unless_held(),
                 How::Cancelled(span) => match tokio::time::timeout(span, request.acquire()).await {
                     Ok(answer) => answer.map(Some),
                     Err(_cancelled) => Ok(None),
@@ -195,6 +238,9 @@ impl Task {
         match asked.await {
             Ok(Some(lease)) => return Some(lease),
             Ok(None) => self.record(What::Refused),
+            Err(Error::Config(Config::NotKept { .. })) if how == How::TryTooLong => {
+                self.record(What::Refused);
+            }
             Err(error) => self.failed("claim", &error),
         }
         None
@@ -293,7 +339,7 @@ impl Task {
         let whole = ttl.as_millis() as u64;
         let long = self.shared.orders.long;
         let span = match self.chance.within(0..1_000) {
-            pick if pick < long => self.chance.within(whole / 2..whole + whole / 2),
+            pick if pick < long => self.chance.within(whole / 2..whole * 5 / 2),
             pick if pick < 900 => self.chance.within(0..8),
             _ => self.chance.within(8..60),
         };

@@ -20,6 +20,7 @@ pub enum Kind {
     LinkDelay,
     LinkReset,
     LinkLostReply,
+    LinkLateThenCut,
     ServerPauseShort,
     ServerPauseLong,
     ServerKill,
@@ -48,7 +49,7 @@ pub enum Kind {
 use Kind::*;
 
 /// All kinds with their names.
-const NAMES: [(Kind, &str); 33] = [
+const NAMES: [(Kind, &str); 34] = [
     (WorkerKill, "worker-kill"),
     (WorkerPauseShort, "worker-pause-short"),
     (WorkerPauseLong, "worker-pause-long"),
@@ -59,6 +60,7 @@ const NAMES: [(Kind, &str); 33] = [
     (LinkDelay, "link-delay"),
     (LinkReset, "link-reset"),
     (LinkLostReply, "link-lost-reply"),
+    (LinkLateThenCut, "link-late-then-cut"),
     (ServerPauseShort, "server-pause-short"),
     (ServerPauseLong, "server-pause-long"),
     (ServerKill, "server-kill"),
@@ -95,6 +97,7 @@ pub const LINK: &[(Kind, u64)] = &[
     (LinkDelay, 2),
     (LinkReset, 4),
     (LinkLostReply, 6),
+    (LinkLateThenCut, 2),
 ];
 
 impl Kind {
@@ -125,6 +128,7 @@ impl Kind {
             LinkCut | LinkCutToServer | LinkCutToClient => chance.within(ttl / 10..ttl * 2),
             MemberCut => chance.within(ttl / 2..ttl * 2),
             LinkDelay => chance.within(ttl / 2..ttl * 2),
+            LinkLateThenCut => chance.within(ttl * 3 / 2..ttl * 2),
             WorkerDiskStall | FileLocked | FileFull => chance.within(ttl / 4..ttl + ttl / 2),
             ServerKill | LeaderKill | ServerRestart | NodeEmpty => chance.within(50..ttl + ttl / 4),
             ClockAhead | ClockBack => chance.within(200..ttl),

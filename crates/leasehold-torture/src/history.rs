@@ -21,6 +21,8 @@ pub struct Attempt {
     pub name: String,
     /// As what.
     pub want: Want,
+    /// The ttl that it asked for.
+    pub ttl: Instant,
     /// How it asked.
     pub how: String,
     /// When it began.
@@ -86,8 +88,6 @@ pub struct Terms {
     /// Whether a lease lasts until its safe end although its owner is paused. It does not where the
     /// lock ends with a connection that others can cut.
     pub lasts_to_safe_end: bool,
-    /// The longest time after which the store has dropped a claim that nobody renews.
-    pub forgotten_after: Instant,
     /// How long after the store forgot leases their owners may go on: until their next renewal, or
     /// until they see that their connection is gone.
     pub unaware: Instant,
@@ -108,7 +108,6 @@ impl Default for Terms {
         Terms {
             fifo: true,
             lasts_to_safe_end: true,
-            forgotten_after: ms(6_000),
             unaware: ms(3_000),
             settles: 0,
             progress: ms(30_000),
@@ -116,6 +115,12 @@ impl Default for Terms {
             has_copies: false,
         }
     }
+}
+
+/// The longest time after which a store has dropped a claim with this ttl that nobody renews. A
+/// session of ZooKeeper, and a lease of etcd, are longer than the ttl.
+pub fn forgotten_after(ttl: Instant) -> Instant {
+    ttl * 3 / 2 + ms(3_000)
 }
 
 /// A run, as it was written down.
@@ -317,8 +322,6 @@ fn disturbances(events: &[Event], last: Instant) -> Vec<Disturbance> {
 /// What is known of an attempt while its events are read.
 struct Reading {
     attempt: Attempt,
-    /// The ttl that the claim asked for.
-    ttl: Instant,
     /// The safe end that the lease said last.
     until: Instant,
     /// When the lease last said that it is held.
@@ -338,6 +341,7 @@ fn attempts(events: &[Event], terms: &Terms) -> Vec<Attempt> {
                 number: event.attempt,
                 name: name.clone(),
                 want: *want,
+                ttl: ms(*ttl_ms),
                 how: how.clone(),
                 asked: event.at,
                 queued: None,
@@ -348,8 +352,7 @@ fn attempts(events: &[Event], terms: &Terms) -> Vec<Attempt> {
                 settled: false,
                 events: Vec::new(),
             };
-            let ttl = ms(*ttl_ms);
-            readings.insert(key, Reading { attempt, ttl, until: 0, seen: 0, end: None });
+            readings.insert(key, Reading { attempt, until: 0, seen: 0, end: None });
             order.push(key);
         }
         if let Some(reading) = readings.get_mut(&key) {
@@ -367,7 +370,7 @@ impl Reading {
         match &event.what {
             What::Queued => self.attempt.queued = self.attempt.queued.or(Some(at)),
             What::Granted { fence, until } => {
-                let since = until.saturating_sub(self.ttl).clamp(self.attempt.asked, at);
+                let since = until.saturating_sub(self.attempt.ttl).clamp(self.attempt.asked, at);
                 self.attempt.grant = Some(Grant { at, since, fence: *fence, end: at });
                 (self.until, self.seen) = (*until, at);
             }

@@ -124,7 +124,8 @@ struct Known {
 }
 
 impl Mutant {
-    /// How many of a thousand leases are held for about a ttl, so that the fault shows in seconds.
+    /// How many of a thousand leases are held for about a ttl or two, so that the fault shows in
+    /// seconds.
     pub fn long(self) -> u64 {
         if self == Mutant::DeadlineFromTheAnswer { 300 } else { 50 }
     }

@@ -18,7 +18,7 @@ use crate::attempt::CLOSED_MS;
 use crate::delays::Delays;
 use crate::event::{MASTER_CHANGED, RUN, Recorder, What, ms, now};
 use crate::faults::{Kind, LINK, Plan, Planned};
-use crate::history::Terms;
+use crate::history::{Terms, forgotten_after};
 use crate::mutant::Mutant;
 use crate::register;
 use crate::rests;
@@ -33,7 +33,7 @@ const SEEDED: &str = "LEASEHOLD_SEEDED";
 const WORKERS: usize = 4;
 const TASKS: u32 = 6;
 
-/// How many of a thousand leases are held for about a ttl.
+/// How many of a thousand leases are held for about a ttl or two.
 const LONG: u64 = 5;
 
 /// With a fault in the library more are, so that it shows in seconds.
@@ -95,7 +95,7 @@ impl Options {
     /// What the checks must know.
     pub fn terms(&self, setup: &SetUp) -> Terms {
         let mut terms = setup.terms();
-        if self.mutant.is_some() || self.seeded.is_some() {
+        if self.mutant.is_some() {
             terms.progress = PROGRESS_WITH_MUTANT;
         }
         terms
@@ -237,7 +237,7 @@ impl Run {
         let number = self.workers.fetch_add(1, Ordering::SeqCst) + 1;
         let orders = Orders {
             number,
-            url: self.store.url_of(index),
+            url: self.store.url.clone(),
             register: self.register,
             history: self.folder.join(format!("worker-{number}.jsonl")),
             seed: self.options.seed,
@@ -248,6 +248,8 @@ impl Run {
                 (None, Some(_)) => LONG_WITH_FAULT,
                 (None, None) => LONG,
             },
+            visit_ttl_ms: self.setup.visit_ttl_ms,
+            too_long_ms: self.setup.too_long_ms,
             mutant: self.options.mutant,
         };
         let doing = || "start a worker".to_owned();
@@ -255,6 +257,7 @@ impl Run {
         let program = program.map_err(|source| Error::Io { doing: doing(), source })?;
         let mut command = Command::new(program);
         command.env(VARIABLE, serde_json::to_string(&orders).expect("orders are plain data"));
+        command.envs(self.store.ways_of(index));
         if let Some(seeded) = &self.options.seeded {
             command.env(SEEDED, seeded);
         }
@@ -405,7 +408,9 @@ impl Run {
     /// Nobody uses the store any more: everything in it ends by itself in time.
     async fn look_for_rests(&self) -> Result<(), Error> {
         let client = leasehold::connect(&self.store.url).await?;
-        let ends = Duration::from_nanos(self.terms().forgotten_after) * 2;
+        let longest = self.setup.ttls_ms.iter().chain(&self.setup.visit_ttl_ms).max();
+        let ends = forgotten_after(ms(longest.copied().unwrap_or_default())) * 2;
+        let ends = Duration::from_nanos(ends);
         let limit = self.limit(ends);
         loop {
             match client.admin().inspect(&Query::all()).await {

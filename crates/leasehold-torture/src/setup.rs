@@ -1,12 +1,13 @@
 //! The set-ups: which servers stand behind a name of `--engine`, what can happen to them, and what
 //! the checks must know of them.
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use leasehold_testkit::{
-    Clock, Etcd, Group, Pgbouncer, Postgres, Proxy, Redis, SentinelGroup, Server, SplitCluster,
-    Zookeeper,
+    Clock, Etcd, Group, Pgbouncer, Postgres, Proxy, Redirect, Redis, SentinelGroup, Server,
+    SplitCluster, Zookeeper,
 };
 use tempfile::TempDir;
 
@@ -25,6 +26,10 @@ pub struct SetUp {
     start: Start,
     /// The times to live that workers ask for, in milliseconds.
     pub ttls_ms: &'static [u64],
+    /// The ttl that visitors ask for, in milliseconds; if none, one of the others.
+    pub visit_ttl_ms: Option<u64>,
+    /// A time for which the store keeps no name closed, in milliseconds, if there is one.
+    pub too_long_ms: Option<u64>,
     /// Whether workers reach it by proxies of their own.
     pub has_links: bool,
     /// What can happen to its workers beside what can happen to all.
@@ -54,6 +59,7 @@ enum Start {
     ClusterWithReplicas,
     Redlock(usize),
     Postgres,
+    PostgresWithStandby,
     Pgbouncer,
     Advisory,
     Etcd(usize),
@@ -68,6 +74,15 @@ const ETCD_OPENS_LATE: u64 = 2_000;
 
 /// A session of ZooKeeper is half longer than what it is to last, and ends at a tick.
 const ZOOKEEPER_OPENS_LATE: u64 = 1_000;
+
+/// The longest session in the set-ups of ZooKeeper, in milliseconds, as its setting.
+const ZOOKEEPER_SESSION: &str = "8000";
+
+/// A session for this ttl is so long that a name which stays closed with it opens far too late.
+const ZOOKEEPER_VISIT_TTL: Option<u64> = Some(5_000);
+
+/// No session lasts for so long.
+const ZOOKEEPER_TOO_LONG: Option<u64> = Some(16_000);
 
 /// A store forgets by these. A clock that was set back steps ahead when it is right again.
 const FORGETS: &[Kind] = &[ServerEmpty, FailOver, ClockAhead, ClockBack];
@@ -88,6 +103,8 @@ const fn usual(name: &'static str, start: Start, store: &'static [(Kind, u64)]) 
         name,
         start,
         ttls_ms: &[2_000, 3_000],
+        visit_ttl_ms: None,
+        too_long_ms: None,
         has_links: true,
         worker: &[],
         store,
@@ -126,58 +143,67 @@ pub const SETUPS: &[SetUp] = &[
             (ClockBack, 1),
         ],
     ),
-    SetUp {
-        has_links: false,
-        ..usual(
-            "sentinel",
-            Start::Sentinel,
-            &[
-                SERVER[0],
-                SERVER[1],
-                SERVER[2],
-                SERVER[3],
-                // What was granted before one may be forgotten, so most of the time there is none.
-                (FailOver, 1),
-                (ScriptFlush, 5),
-                (SessionsKilled, 6),
-            ],
-        )
-    },
-    SetUp {
-        has_links: false,
-        ..usual(
-            "cluster",
-            Start::Cluster,
-            &[
-                SERVER[0],
-                SERVER[1],
-                SERVER[2],
-                SERVER[3],
-                (SlotMove, 6),
-                (ScriptFlush, 3),
-                (SessionsKilled, 5),
-            ],
-        )
-    },
+    usual(
+        "sentinel",
+        Start::Sentinel,
+        &[
+            SERVER[0],
+            SERVER[1],
+            SERVER[2],
+            SERVER[3],
+            // What was granted before one may be forgotten, so most of the time there is none.
+            (FailOver, 1),
+            (ScriptFlush, 5),
+            (SessionsKilled, 6),
+        ],
+    ),
+    usual(
+        "cluster",
+        Start::Cluster,
+        &[
+            SERVER[0],
+            SERVER[1],
+            SERVER[2],
+            SERVER[3],
+            (SlotMove, 6),
+            (ScriptFlush, 3),
+            (SessionsKilled, 5),
+        ],
+    ),
     // No server is away for so long that its replica takes over by itself: that may forget. A
     // replica that is told to take over waits until it has all data of its master.
-    SetUp {
-        has_links: false,
-        ..usual(
-            "cluster6",
-            Start::ClusterWithReplicas,
-            &[SERVER[0], (HandOver, 6), (SlotMove, 2), (ScriptFlush, 2), (SessionsKilled, 3)],
-        )
-    },
+    usual(
+        "cluster6",
+        Start::ClusterWithReplicas,
+        &[SERVER[0], (HandOver, 6), (SlotMove, 2), (ScriptFlush, 2), (SessionsKilled, 3)],
+    ),
     SetUp { fifo: false, ..usual("redlock3", Start::Redlock(3), REDLOCK) },
     SetUp { fifo: false, ..usual("redlock5", Start::Redlock(5), REDLOCK) },
     usual("postgres", Start::Postgres, POSTGRES),
+    // What the primary confirms, its standby has: a fail-over forgets nothing.
+    SetUp {
+        forgets: &[],
+        ..usual(
+            "postgres2",
+            Start::PostgresWithStandby,
+            &[SERVER[0], SERVER[1], SERVER[2], SERVER[3], (SessionsKilled, 2), (FailOver, 4)],
+        )
+    },
     SetUp {
         grants: 1_000,
         ..usual(
             "pgbouncer",
             Start::Pgbouncer,
-            &[SERVER[0], SERVER[1], SERVER[2], SERVER[3], (SessionsKilled, 3), (PoolerRestart, 3)],
+            &[
+                SERVER[0],
+                SERVER[1],
+                SERVER[2],
+                SERVER[3],
+                (SessionsKilled, 3),
+                (PoolerRestart, 3),
+                (ClockAhead, 1),
+                (ClockBack, 1),
+            ],
         )
     },
     SetUp {
@@ -228,11 +254,15 @@ pub const SETUPS: &[SetUp] = &[
     },
     SetUp {
         opens_late_ms: ZOOKEEPER_OPENS_LATE,
+        visit_ttl_ms: ZOOKEEPER_VISIT_TTL,
+        too_long_ms: ZOOKEEPER_TOO_LONG,
         grants: 1_000,
         ..usual("zookeeper1", Start::Zookeeper(1), &[SERVER[0], SERVER[1], SERVER[2], SERVER[3]])
     },
     SetUp {
         opens_late_ms: ZOOKEEPER_OPENS_LATE,
+        visit_ttl_ms: ZOOKEEPER_VISIT_TTL,
+        too_long_ms: ZOOKEEPER_TOO_LONG,
         grants: 1_000,
         ..usual(
             "zookeeper3",
@@ -258,6 +288,8 @@ const REDLOCK: &[(Kind, u64)] = &[
     (NodeEmpty, 2),
     (ScriptFlush, 3),
     (SessionsKilled, 3),
+    (ClockAhead, 1),
+    (ClockBack, 1),
 ];
 
 const POSTGRES: &[(Kind, u64)] = &[
@@ -277,8 +309,6 @@ impl SetUp {
         Terms {
             fifo: self.fifo,
             lasts_to_safe_end: self.lasts_to_safe_end,
-            // A session of ZooKeeper, and a lease of etcd, are longer than the ttl.
-            forgotten_after: ms(longest * 3 / 2 + 3_000),
             unaware: if self.lasts_to_safe_end { ms(longest) } else { ROUND_TRIP },
             settles: if self.start == Start::Sentinel { DEMOTED } else { 0 },
             progress: ms(self.progress_ms),
@@ -302,14 +332,16 @@ impl SetUp {
 
 /// A store that runs, and the way of each worker to it.
 pub struct Store {
-    /// The address for the run itself.
+    /// The address.
     pub url: String,
     /// The servers.
     pub servers: Servers,
-    /// The proxies of each worker.
+    /// The proxies of each worker, one for each server that it connects to.
     pub links: Vec<Vec<Proxy>>,
-    /// The clock of the server, where it has one of its own.
-    pub clock: Option<Clock>,
+    /// Sends the connections of a worker to its proxies.
+    redirect: Option<Redirect>,
+    /// The clocks of the servers, where they have some of their own.
+    pub clocks: Vec<Clock>,
 }
 
 /// What stands behind a store.
@@ -351,10 +383,11 @@ impl SetUp {
     /// Starts the servers, and a proxy to each of them for each worker. A file is made in `folder`.
     pub async fn start(&self, workers: usize, folder: &Path) -> Result<Store, CannotStart> {
         let cannot = |cause: String| CannotStart { setup: self.name, cause };
-        let (servers, url, clock) =
+        let (servers, url, clocks) =
             self.start_servers(folder).await.map_err(|error| cannot(error.to_string()))?;
-        let mut store = Store { url, servers, links: Vec::new(), clock };
+        let mut store = Store { url, servers, links: Vec::new(), redirect: None, clocks };
         if self.has_links {
+            store.redirect = Some(Redirect::new().map_err(|error| cannot(error.to_string()))?);
             for _ in 0..workers {
                 let mut links = Vec::new();
                 for server in store.entrances() {
@@ -370,15 +403,16 @@ impl SetUp {
     async fn start_servers(
         &self,
         folder: &Path,
-    ) -> leasehold_testkit::Result<(Servers, String, Option<Clock>)> {
+    ) -> leasehold_testkit::Result<(Servers, String, Vec<Clock>)> {
         let redis = || Redis::new().append_only();
-        let group = |group: Group, options: &str| {
-            let url = format!("{}{options}", group.url());
-            (Servers::Group(group), url, None)
+        let zookeeper = || Zookeeper::new().setting("maxSessionTimeout", ZOOKEEPER_SESSION);
+        let group = |group: Group| {
+            let url = group.url().to_owned();
+            (Servers::Group(group), url, Vec::new())
         };
-        let one = |server: Server, clock| {
+        let one = |server: Server, clocks| {
             let url = server.url().to_owned();
-            (Servers::One(server), url, clock)
+            (Servers::One(server), url, clocks)
         };
         Ok(match self.start {
             Start::Sqlite => {
@@ -388,44 +422,52 @@ impl SetUp {
                     source,
                 })?;
                 let url = format!("sqlite:{}", database(folder.path()).display());
-                (Servers::File(folder), url, None)
+                (Servers::File(folder), url, Vec::new())
             }
             Start::Redis => {
                 let clock = Clock::new()?;
-                one(redis().clock(&clock).start().await?, Some(clock))
+                one(redis().clock(&clock).start().await?, vec![clock])
             }
             Start::Sentinel => {
                 let started = redis().start_sentinel().await?;
                 let url = started.url().to_owned();
-                (Servers::Sentinel(started), url, None)
+                (Servers::Sentinel(started), url, Vec::new())
             }
-            Start::Cluster => group(redis().start_cluster().await?, ""),
-            Start::ClusterWithReplicas => group(redis().start_cluster_with_replicas().await?, ""),
-            Start::Redlock(count) => group(redis().start_many(count).await?, "?ttl_max_ms=5000"),
+            Start::Cluster => group(redis().start_cluster().await?),
+            Start::ClusterWithReplicas => group(redis().start_cluster_with_replicas().await?),
+            Start::Redlock(count) => {
+                let clocks = (0..count).map(|_| Clock::new());
+                let clocks = clocks.collect::<leasehold_testkit::Result<Vec<Clock>>>()?;
+                let started = redis().start_on_clocks(&clocks).await?;
+                let url = format!("{}?ttl_max_ms=5000", started.url());
+                (Servers::Group(started), url, clocks)
+            }
             Start::Postgres => {
                 let clock = Clock::new()?;
-                one(Postgres::new().clock(&clock).start().await?, Some(clock))
+                one(Postgres::new().clock(&clock).start().await?, vec![clock])
             }
+            Start::PostgresWithStandby => group(Postgres::new().start_with_standby().await?),
             Start::Advisory => {
                 let clock = Clock::new()?;
                 let server = Postgres::new().clock(&clock).start().await?;
                 let url = server.url().replace("postgres:", "postgres+advisory:");
-                (Servers::One(server), url, Some(clock))
+                (Servers::One(server), url, vec![clock])
             }
             Start::Pgbouncer => {
-                let server = Postgres::new().start().await?;
+                let clock = Clock::new()?;
+                let server = Postgres::new().clock(&clock).start().await?;
                 let pooler = Pgbouncer::before(&server).pool_size(8).start().await?;
                 let url = pooler.url().to_owned();
-                (Servers::Pooled { server, pooler }, url, None)
+                (Servers::Pooled { server, pooler }, url, vec![clock])
             }
-            Start::Etcd(1) => one(Etcd::new().start().await?, None),
+            Start::Etcd(1) => one(Etcd::new().start().await?, Vec::new()),
             Start::Etcd(_) => {
                 let started = Etcd::new().start_split_cluster().await?;
                 let url = started.group().url().to_owned();
-                (Servers::Split(started), url, None)
+                (Servers::Split(started), url, Vec::new())
             }
-            Start::Zookeeper(1) => one(Zookeeper::new().start().await?, None),
-            Start::Zookeeper(_) => group(Zookeeper::new().start_ensemble().await?, ""),
+            Start::Zookeeper(1) => one(zookeeper().start().await?, Vec::new()),
+            Start::Zookeeper(_) => group(zookeeper().start_ensemble().await?),
         })
     }
 }
@@ -446,18 +488,18 @@ impl Store {
     fn entrances(&self) -> Vec<&Server> {
         match &self.servers {
             Servers::Pooled { pooler, .. } => vec![pooler],
+            Servers::Sentinel(group) => group.data().iter().chain(group.sentinels()).collect(),
             _ => self.data(),
         }
     }
 
-    /// The address of the store by way of a worker's proxies.
-    pub fn url_of(&self, worker: usize) -> String {
-        let mut url = self.url.clone();
-        let proxies = self.links.get(worker).map(Vec::as_slice).unwrap_or_default();
-        for (server, proxy) in self.entrances().iter().zip(proxies) {
-            url = url.replace(&server.address().to_string(), &proxy.address().to_string());
-        }
-        url
+    /// The environment that sends a worker to its proxies, whichever servers it finds by itself.
+    pub fn ways_of(&self, worker: usize) -> Vec<(&'static str, OsString)> {
+        let (Some(redirect), Some(proxies)) = (&self.redirect, self.links.get(worker)) else {
+            return Vec::new();
+        };
+        let servers = self.entrances().into_iter().map(Server::port);
+        redirect.environment(servers.zip(proxies.iter().map(Proxy::port))).into()
     }
 
     /// The file of the database, where the store is one.
@@ -486,7 +528,7 @@ impl Store {
         for proxy in self.links.iter().flatten() {
             proxy.pass().await?;
         }
-        if let Some(clock) = &self.clock {
+        for clock in &self.clocks {
             clock.set_ahead(Duration::ZERO)?;
         }
         Ok(())

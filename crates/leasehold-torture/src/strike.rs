@@ -38,6 +38,12 @@ const ASK_MAX: Duration = Duration::from_secs(1);
 /// The longest delay of a link: twice the shortest ttl.
 const DELAY_MAX_MS: u64 = 4_000;
 
+/// The part of its time for which a link that is to be cut hands on answers late. A renewal that
+/// waits for longer than a quarter of its ttl counts as failed.
+const LATE_PART: u32 = 8;
+/// For so long what was held passes, before the link is cut.
+const LATE_PASSES: Duration = Duration::from_millis(30);
+
 /// A slot moves one key at a time; more are not in it.
 const MOVED_KEYS_MAX: usize = 200;
 
@@ -61,10 +67,24 @@ pub async fn link(proxies: &[Proxy], planned: &Planned) -> Result<()> {
             }
             Kind::LinkReset => proxy.reset_all(),
             Kind::LinkLostReply => proxy.lose_next_reply(AfterLoss::Reset),
+            Kind::LinkLateThenCut => proxy.block(Direction::ToClient),
             _ => return Err(Missed::Nothing("it is no fault of a link")),
         }
     }
-    tokio::time::sleep(lasts).await;
+    let mut rest = lasts;
+    if planned.kind == Kind::LinkLateThenCut {
+        let late = lasts / LATE_PART;
+        tokio::time::sleep(late).await;
+        passed(proxies).await?;
+        tokio::time::sleep(LATE_PASSES).await;
+        proxies.iter().for_each(|proxy| proxy.block(Direction::Both));
+        rest = rest.saturating_sub(late + LATE_PASSES);
+    }
+    tokio::time::sleep(rest).await;
+    passed(proxies).await
+}
+
+async fn passed(proxies: &[Proxy]) -> Result<()> {
     for proxy in proxies {
         proxy.pass().await?;
     }
@@ -206,10 +226,11 @@ fn fill(filler: &std::path::Path) -> Result<()> {
     Ok(())
 }
 
-/// A step of the server's clock, and the step back.
+/// A step of a server's clock, and the step back. Other servers keep the right time.
 async fn clock(store: &Store, planned: &Planned) -> Result<()> {
-    let clock =
-        store.clock.as_ref().ok_or(Missed::Nothing("the server has no clock of its own"))?;
+    let index = planned.number as usize / 2_800 % store.clocks.len().max(1);
+    let clock = store.clocks.get(index);
+    let clock = clock.ok_or(Missed::Nothing("the server has no clock of its own"))?;
     let by = Duration::from_millis(200 + planned.number % 2_800);
     match planned.kind {
         Kind::ClockAhead => clock.set_ahead(by)?,
@@ -236,7 +257,7 @@ fn sessions_killed(store: &Store, server: &Server) -> Result<()> {
 
 async fn fail_over(store: &Store) -> Result<()> {
     let Servers::Sentinel(group) = &store.servers else {
-        return Err(Missed::Nothing("there are no sentinels"));
+        return promotion(store).await;
     };
     let before = group.current_master()?.port();
     let service = leasehold_testkit::servers::SENTINEL_SERVICE;
@@ -248,6 +269,20 @@ async fn fail_over(store: &Store) -> Result<()> {
         }
     }
     Err(Missed::Nothing("no replica became the master within 5 s"))
+}
+
+/// A primary of PostgreSQL dies, and its standby takes over. The former primary comes back as the
+/// standby of the new one, with a copy of its data.
+async fn promotion(store: &Store) -> Result<()> {
+    let servers = store.data();
+    let follows = |server: &Server| server.sql("SELECT pg_is_in_recovery()");
+    let [one, two] = servers[..] else {
+        return Err(Missed::Nothing("there is no standby"));
+    };
+    let (primary, standby) = if follows(one)? == "t" { (two, one) } else { (one, two) };
+    primary.kill()?;
+    standby.sql("SELECT pg_promote()")?;
+    Ok(primary.follow(standby).await?)
 }
 
 /// A replica of a Cluster becomes the master.

@@ -18,7 +18,6 @@ use leasehold::{Client, Error};
 use serde::{Deserialize, Serialize};
 
 use crate::attempt::{OFFICE, Task};
-use crate::chance::Chance;
 use crate::event::{Recorder, What, ms, now};
 use crate::mutant::{self, Mutant};
 
@@ -47,7 +46,7 @@ const RECONNECT: Duration = Duration::from_millis(200);
 pub struct Orders {
     /// Its number, from 1.
     pub number: u32,
-    /// The store's address, by way of its own proxies.
+    /// The store's address.
     pub url: String,
     /// The register's address.
     pub register: SocketAddr,
@@ -59,8 +58,12 @@ pub struct Orders {
     pub tasks: u32,
     /// The times to live that it asks for, in milliseconds.
     pub ttls_ms: Vec<u64>,
-    /// How many of a thousand leases are held for about a ttl.
+    /// How many of a thousand leases are held for about a ttl or two.
     pub long: u64,
+    /// The ttl that visitors ask for, in milliseconds; if none, one of the others.
+    pub visit_ttl_ms: Option<u64>,
+    /// A time for which the store keeps no name closed, in milliseconds, if there is one.
+    pub too_long_ms: Option<u64>,
     /// A fault to put into the engine, for tests of the checker.
     pub mutant: Option<Mutant>,
 }
@@ -154,6 +157,8 @@ async fn work(orders: Orders) -> Result<(), Error> {
     let shared = Arc::new(Shared { orders, client, recorder, stops });
     let mut tasks: Vec<_> =
         (1..=tasks).map(|index| tokio::spawn(task(Arc::clone(&shared), index))).collect();
+    let visitor = shared.orders.tasks + 1;
+    tasks.push(tokio::spawn(visits(Arc::clone(&shared), visitor)));
     if shared.orders.number.is_multiple_of(OBSERVER_EACH) {
         tasks.push(tokio::spawn(observe(Arc::clone(&shared))));
     }
@@ -168,7 +173,7 @@ async fn work(orders: Orders) -> Result<(), Error> {
 }
 
 /// A client, as soon as the store can be reached; `None` if the run is over before.
-async fn connected(
+pub async fn connected(
     orders: &Orders,
     recorder: &Arc<Recorder>,
     stops: &AtomicBool,
@@ -192,12 +197,17 @@ async fn connected(
 }
 
 async fn task(shared: Arc<Shared>, index: u32) {
-    let purpose = u64::from(shared.orders.number) << 16 | u64::from(index);
-    let chance = Chance::new(shared.orders.seed, purpose);
-    let mut task = Task::new(Arc::clone(&shared), index, chance).await;
+    let mut task = Task::new(Arc::clone(&shared), index).await;
     while !shared.stops.load(Ordering::SeqCst) {
         task.think().await;
         task.attempt().await;
+    }
+}
+
+async fn visits(shared: Arc<Shared>, index: u32) {
+    let mut task = Task::new(Arc::clone(&shared), index).await;
+    while !shared.stops.load(Ordering::SeqCst) {
+        task.visit().await;
     }
 }
 

@@ -62,3 +62,34 @@ fn script_that_a_moving_slot_stops_is_found_on_a_cluster_by_answers() {
 fn release_whose_answer_is_lost_is_found_by_release() {
     found_by(&["release"], "redis", "lost-release-answer", "link-lost-reply", 20);
 }
+
+/// Every engine: a lease's time counted from the answer to its claim.
+#[test]
+fn grant_that_counts_from_the_answer_is_found() {
+    let checks = ["exclusion", "register", "release"];
+    found_by(&checks, "redis", "grant-from-answer", "link-cut-to-client", 20);
+}
+
+/// Every engine: a lease's time counted from the answer to its renewal.
+#[test]
+fn renewal_that_counts_from_the_answer_is_found_by_exclusion() {
+    found_by(&["exclusion"], "redis", "renewal-from-answer", "link-late-then-cut", 20);
+}
+
+/// Every engine: the handle of a lease that was given back still renewed it.
+#[test]
+fn closed_name_that_is_owned_is_found_by_ownership() {
+    found_by(&["ownership"], "postgres", "closed-name-is-owned", "none", 10);
+}
+
+/// ZooKeeper: what a client left stayed closed for as long as its session.
+#[test]
+fn name_that_stays_closed_for_a_session_is_found_on_zookeeper_by_opens() {
+    found_by(&["opens"], "zookeeper1", "closed-for-the-session", "none", 20);
+}
+
+/// ZooKeeper: a name that was to stay closed for longer than the longest session opened early.
+#[test]
+fn span_beyond_the_longest_session_is_found_on_zookeeper_by_exclusion() {
+    found_by(&["exclusion"], "zookeeper1", "span-beyond-the-session", "none", 20);
+}

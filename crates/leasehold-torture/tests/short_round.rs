@@ -65,6 +65,11 @@ fn postgres_keeps_its_promises() {
 }
 
 #[test]
+fn postgres_with_a_standby_keeps_its_promises() {
+    round("postgres2");
+}
+
+#[test]
 fn pgbouncer_keeps_its_promises() {
     round("pgbouncer");
 }

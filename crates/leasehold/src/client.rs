@@ -33,6 +33,7 @@ use crate::rule::name::Name;
 use crate::runtime::acquire::Request;
 use crate::runtime::claim_state::{ClaimState, LeaseTerms};
 use crate::runtime::keeper::Keeper;
+use crate::runtime::pending_release::keep_closed;
 use crate::runtime::scope::Scope;
 use crate::runtime::search;
 
@@ -460,9 +461,8 @@ impl Client {
         self.refuse_other_store(handle)?;
         let stay = Ttl::new(stay)?;
         let keeper = self.keeper()?;
-        let part = keeper.need(&keeper.parts.unattended)?;
-        let keep_closed = || part.keep_closed(&handle.key, stay.get());
-        let released = keeper.retry.again(keep_closed).await?;
+        let once = || keep_closed(keeper, &handle.key, stay.get());
+        let released = keeper.retry.again(once).await?;
         self.count_by_handle(&released);
         Ok(released)
     }

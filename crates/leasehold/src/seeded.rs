@@ -17,6 +17,18 @@ pub(crate) enum Seeded {
     ScriptWhileSlotMoves,
     /// A release whose answer was lost is answered as if the lease was lost before.
     LostReleaseAnswer,
+    /// The time of a lease counts from the answer to its claim, not from the request.
+    GrantFromAnswer,
+    /// The time of a lease counts from the answer to its renewal, not from the request.
+    RenewalFromAnswer,
+    /// The end of one stay in line forgets the next stay, so a claim has two places.
+    SweepOfAnotherStay,
+    /// A name that stays closed still belongs to its last owner.
+    ClosedNameIsOwned,
+    /// A name stays closed for as long as its session lasts.
+    ClosedForTheSession,
+    /// A session ends before the span for which a name was to stay closed.
+    SpanBeyondTheSession,
 }
 
 /// Whether this process has the fault.
@@ -39,6 +51,12 @@ pub(crate) fn seeded(fault: Seeded) -> bool {
         Seeded::LineFromBefore => "line-from-before",
         Seeded::ScriptWhileSlotMoves => "script-while-slot-moves",
         Seeded::LostReleaseAnswer => "lost-release-answer",
+        Seeded::GrantFromAnswer => "grant-from-answer",
+        Seeded::RenewalFromAnswer => "renewal-from-answer",
+        Seeded::SweepOfAnotherStay => "sweep-of-another-stay",
+        Seeded::ClosedNameIsOwned => "closed-name-is-owned",
+        Seeded::ClosedForTheSession => "closed-for-the-session",
+        Seeded::SpanBeyondTheSession => "span-beyond-the-session",
     };
     NAME.as_deref() == Some(name)
 }

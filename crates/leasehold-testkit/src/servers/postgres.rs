@@ -12,13 +12,13 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 
-use super::group::start_with;
+use super::group::{Group, start_with};
 use super::probe::{Login, Probe};
 use super::server::{Plan, Server};
 use super::{encoded, with_retries};
 use crate::certificates::{Certificates, Tls};
 use crate::clock::Clock;
-use crate::error::{Doing, Error, Result};
+use crate::error::{Doing, Error, Result, unblock};
 use crate::folder::{Folder, POSTGRES_DATA};
 use crate::ports::Port;
 use crate::process::Process;
@@ -35,6 +35,9 @@ const ANSWER_LIMIT_S: &str = "2";
 
 /// `initdb` takes half a second; the rest is for a busy machine.
 const INITDB_LIMIT: Duration = Duration::from_secs(60);
+
+/// A copy of a small database takes a second, and waits for a checkpoint.
+const BACKUP_LIMIT: Duration = Duration::from_secs(60);
 
 /// Starts a PostgreSQL server; the methods set options.
 ///
@@ -114,6 +117,25 @@ impl Postgres {
         with_retries(|| Server::ready(self.plan()?))
     }
 
+    /// Starts a primary and a standby of it. The primary confirms a commit only when the standby
+    /// has it too, and waits as long as there is none.
+    pub async fn start_with_standby(&self) -> Result<Group> {
+        start_with(self, Postgres::start_with_standby_blocking).await
+    }
+
+    /// [`start_with_standby`](Postgres::start_with_standby) for callers that may block.
+    pub fn start_with_standby_blocking(&self) -> Result<Group> {
+        let options = self
+            .clone()
+            .setting("synchronous_standby_names", "*")
+            // A standby that lost its primary asks for it again this soon.
+            .setting("wal_retrieve_retry_interval", "100ms");
+        let primary = options.start_blocking()?;
+        let standby = options.start_blocking()?;
+        standby.follow_blocking(&primary)?;
+        Ok(Group::new(&format!("postgres://{}@", options.url_login()), vec![primary, standby]))
+    }
+
     fn plan(&self) -> Result<Plan> {
         let (port, folder) = (Port::reserve()?, Folder::new()?);
         let user = User::instead_of_root("postgres", PACKAGE)?;
@@ -123,13 +145,9 @@ impl Postgres {
         // Replaces the initial rules; the file keeps its owner.
         let rules = data.join("pg_hba.conf");
         fs::write(&rules, self.rules()).doing(|| format!("write {}", rules.display()))?;
-        let login = match &self.password {
-            Some(login) => format!("{SUPERUSER}:{}", encoded(&login.password)),
-            None => SUPERUSER.to_owned(),
-        };
         Ok(Plan {
             name: "postgres",
-            url: format!("postgres://{login}@{}/postgres", port.address()),
+            url: format!("postgres://{}@{}/postgres", self.url_login(), port.address()),
             program: programs::find("postgres", PACKAGE)?,
             arguments: self.arguments(&port, &data, user)?,
             environment: self.environment.clone(),
@@ -142,6 +160,14 @@ impl Postgres {
         })
     }
 
+    /// The part of an address before the host.
+    fn url_login(&self) -> String {
+        match &self.password {
+            Some(login) => format!("{SUPERUSER}:{}", encoded(&login.password)),
+            None => SUPERUSER.to_owned(),
+        }
+    }
+
     /// The rules for logins. The harness and tests log in over the socket file, as the one user
     /// that may enter the data folder.
     fn rules(&self) -> String {
@@ -149,7 +175,9 @@ impl Postgres {
         let method = if self.password.is_some() { "scram-sha-256" } else { "trust" };
         let mutual = self.tls.as_ref().is_some_and(|tls| tls.mutual);
         let certificate = if mutual { " clientcert=verify-ca" } else { "" };
-        format!("local all all trust\n{way} all all 127.0.0.1/32 {method}{certificate}\n")
+        format!(
+            "local all,replication all trust\n{way} all all 127.0.0.1/32 {method}{certificate}\n"
+        )
     }
 
     fn arguments(&self, port: &Port, data: &Path, user: Option<User>) -> Result<Vec<OsString>> {
@@ -183,6 +211,34 @@ impl Postgres {
 }
 
 impl Server {
+    /// Makes this PostgreSQL server a standby of another one. It ends if it runs, and loses its
+    /// data.
+    ///
+    /// # Cancel safety
+    ///
+    /// The change goes on when the caller stops waiting for it.
+    pub async fn follow(&self, primary: &Server) -> Result<()> {
+        let (standby, primary) = (self.again(), primary.again());
+        unblock(move || standby.follow_blocking(&primary)).await
+    }
+
+    fn follow_blocking(&self, primary: &Server) -> Result<()> {
+        self.kill()?;
+        let data = self.folder().join(POSTGRES_DATA);
+        let user = User::instead_of_root("postgres", PACKAGE)?;
+        fs::remove_dir_all(&data).doing(|| format!("remove {}", data.display()))?;
+        make_data_folder(self.folder(), &data, user)?;
+        let mut command = Command::new(programs::find("pg_basebackup", "postgresql-client")?);
+        command
+            .args(["--username", SUPERUSER, "--port", &primary.port().to_string(), "--host"])
+            .arg(primary.folder().join(POSTGRES_DATA))
+            .args(["--checkpoint", "fast", "--no-sync", "--write-recovery-conf", "--pgdata"])
+            .arg(&data);
+        fill("pg_basebackup", command, &data, user, BACKUP_LIMIT)?;
+        self.launch()?;
+        self.wait_ready_blocking()
+    }
+
     /// Runs statements on a PostgreSQL server, with `psql` over its socket file as its superuser.
     ///
     /// It is for faults (`pg_terminate_backend`), for roles, and for reading what is stored. Rows
@@ -223,15 +279,36 @@ fn make_data_folder(folder: &Path, data: &Path, user: Option<User>) -> Result<()
 }
 
 fn init_database(data: &Path, user: Option<User>, login: Option<&Login>) -> Result<()> {
-    let log = data.with_extension("initdb.log");
-    let open = || fs::File::options().create(true).append(true).open(&log);
-    let doing = || "run `initdb`".to_owned();
     let mut command = Command::new(programs::find("initdb", PACKAGE)?);
     command
         .arg("-D")
         .arg(data)
         .args(["-U", SUPERUSER, "-A", "trust", "-E", "UTF8", "--no-locale"])
-        .args(["--no-sync", "--no-instructions"])
+        .args(["--no-sync", "--no-instructions"]);
+    if let Some(login) = login {
+        let file = data.with_extension("password");
+        fs::write(&file, &login.password).doing(|| "write a password for `initdb`".to_owned())?;
+        if let Some(user) = user {
+            let doing = || "give the password to the user postgres".to_owned();
+            chown(&file, Some(user.uid), Some(user.gid)).doing(doing)?;
+        }
+        command.arg("--pwfile").arg(file);
+    }
+    fill("initdb", command, data, user, INITDB_LIMIT)
+}
+
+/// Runs a program that fills a data folder, as the user who owns it.
+fn fill(
+    name: &str,
+    mut command: Command,
+    data: &Path,
+    user: Option<User>,
+    limit: Duration,
+) -> Result<()> {
+    let log = data.with_extension(format!("{name}.log"));
+    let open = || fs::File::options().create(true).append(true).open(&log);
+    let doing = || format!("run `{name}`");
+    command
         .env_clear()
         .env("PATH", std::env::var_os("PATH").unwrap_or_default())
         .current_dir("/")
@@ -241,22 +318,14 @@ fn init_database(data: &Path, user: Option<User>, login: Option<&Login>) -> Resu
     if let Some(user) = user {
         command.uid(user.uid).gid(user.gid);
     }
-    if let Some(login) = login {
-        let file = data.with_extension("password");
-        fs::write(&file, &login.password).doing(doing)?;
-        if let Some(user) = user {
-            chown(&file, Some(user.uid), Some(user.gid)).doing(doing)?;
-        }
-        command.arg("--pwfile").arg(file);
-    }
     let mut process = Process::spawn(command).doing(doing)?;
-    let status = process.wait(INITDB_LIMIT).doing(doing)?;
+    let status = process.wait(limit).doing(doing)?;
     process.kill_family().doing(doing)?;
     match status {
         Some(status) if status.success() => Ok(()),
         status => Err(Error::Refused {
-            server: "initdb".to_owned(),
-            request: format!("make {}", data.display()),
+            server: name.to_owned(),
+            request: format!("fill {}", data.display()),
             answer: format!("{status:?}: {}", fs::read_to_string(&log).unwrap_or_default()),
         }),
     }

@@ -142,7 +142,14 @@ impl Redis {
 
     /// [`start_many`](Redis::start_many) for callers that may block.
     pub fn start_many_blocking(&self, count: usize) -> Result<Group> {
-        with_retries(|| redis_groups::start_many(self, count))
+        with_retries(|| redis_groups::start_all(&vec![self.clone(); count]))
+    }
+
+    /// Starts servers that know nothing of each other, each on a clock of its own.
+    pub async fn start_on_clocks(&self, clocks: &[Clock]) -> Result<Group> {
+        let options: Vec<Redis> = clocks.iter().map(|clock| self.clone().clock(clock)).collect();
+        let start = move || with_retries(|| redis_groups::start_all(&options));
+        crate::error::unblock(start).await
     }
 
     /// Starts a Redis Cluster of three masters that share all slots.

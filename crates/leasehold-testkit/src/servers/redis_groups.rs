@@ -19,10 +19,12 @@ const SLOTS: [(&str, &str); 3] = [("0", "5460"), ("5461", "10922"), ("10923", "1
 const REPLICAS: usize = 2;
 const SENTINELS: usize = 3;
 
-pub(super) fn start_many(options: &Redis, count: usize) -> Result<Group> {
-    let servers = launch_all((0..count).map(|_| options.plan()))?;
+/// Starts a server for each of these options, which have the same login.
+pub(super) fn start_all(options: &[Redis]) -> Result<Group> {
+    let servers = launch_all(options.iter().map(Redis::plan))?;
     wait_all(&servers)?;
-    Ok(Group::new(&format!("redlock://{}", options.url_login()), servers))
+    let login = options.first().map(Redis::url_login).unwrap_or_default();
+    Ok(Group::new(&format!("redlock://{login}"), servers))
 }
 
 /// The shape of a cluster.

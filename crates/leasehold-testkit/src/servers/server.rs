@@ -99,6 +99,11 @@ impl Server {
         Ok(server)
     }
 
+    /// The same server, for work that goes on when its caller stops waiting.
+    pub(super) fn again(&self) -> Server {
+        Server { inner: Arc::clone(&self.inner) }
+    }
+
     /// Marks this server as shared by several tests: a test that panics shows the end of its log. A
     /// server of one test shows its log when the panic drops the server.
     pub fn shared(self) -> Server {

@@ -3,7 +3,7 @@
 
 use super::{Tally, Violation, count};
 use crate::event::{Instant, RUN, SEVERAL, What, ms};
-use crate::history::{Attempt, History};
+use crate::history::{Attempt, History, forgotten_after};
 
 pub(super) const ASLEEP: &str = "asleep";
 pub(super) const OPENS: &str = "opens";
@@ -46,6 +46,8 @@ struct Line<'a> {
     attempts: &'a [&'a Attempt],
     /// From when to when.
     disturbances: Vec<(Instant, Instant)>,
+    /// How long the store keeps what such an attempt left.
+    left: Instant,
 }
 
 impl Line<'_> {
@@ -58,7 +60,8 @@ impl Line<'_> {
         let all = history.disturbances.iter();
         let all = all.filter(|one| one.worker == RUN || concerns(one.worker, one.from, one.to));
         let disturbances = all.map(|one| (one.from, one.to)).collect();
-        Line { history, attempts, disturbances }
+        let longest = attempts.iter().map(|one| one.ttl).max().unwrap_or_default();
+        Line { history, attempts, disturbances, left: forgotten_after(longest) }
     }
 
     /// Names that nobody had while somebody waited, and that were granted to nobody for long.
@@ -120,7 +123,7 @@ impl Line<'_> {
     /// What was disturbed, or ended without an answer, may have left a claim in the line; the
     /// store drops it in time. So the instant is later by that much.
     fn taken_later(&self, from: Instant, late: Instant) -> Option<Instant> {
-        let left = self.history.terms.forgotten_after;
+        let left = self.left;
         let disturbed = self.disturbances.iter();
         let disturbed = disturbed.filter(|(begin, end)| *begin <= late && end + left >= from);
         let disturbed = disturbed.map(|(_, end)| end + left + 1);

@@ -298,6 +298,7 @@ impl ClaimState {
     ) -> Option<Moment> {
         let mut progress = self.progress();
         let safe = progress.terms.safe(remaining);
+        let sent = if seeded(Seeded::GrantFromAnswer) { now } else { sent };
         if !matches!(progress.phase, Phase::Asking | Phase::Waiting) || now >= sent + safe {
             return None;
         }
@@ -530,7 +531,8 @@ impl ClaimState {
                 progress.lose(cause)
             }
             (Phase::Held, Standing::Held { fence, remaining }) if *fence == progress.fence => {
-                progress.keep(sent, *remaining);
+                let since = if seeded(Seeded::RenewalFromAnswer) { now } else { sent };
+                progress.keep(since, *remaining);
                 if ttl != progress.terms.kept() || sent < progress.look {
                     // `extend` changed the ttl while this renewal was in flight, or a message came.
                     progress.due = sent;

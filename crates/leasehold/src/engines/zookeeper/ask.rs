@@ -13,6 +13,7 @@ use crate::clock::{Clock, Moment, SystemClock};
 use crate::error::{Error, Kind, Result};
 use crate::rule::claim::{Claim, Standing};
 use crate::rule::line::{CLAIMS_MAX, Refusal};
+use crate::seeded::{Seeded, seeded};
 
 use super::Inner;
 use super::book::Record;
@@ -60,7 +61,8 @@ pub(super) async fn claim(inner: &Inner, claim: &Claim) -> Result<Standing> {
                 undo(inner, &record).await?;
                 return Err(refusal.into_error(claim));
             }
-            if lineup.has_others_of(record.ours, &record.paths) {
+            let has_others = lineup.has_others_of(record.ours, &record.paths);
+            if has_others && !seeded(Seeded::SweepOfAnotherStay) {
                 // The claim was in line already, and nobody knew. The first of its places counts.
                 delete_nodes(inner, &record).await?;
                 match recover(inner, &record).await? {

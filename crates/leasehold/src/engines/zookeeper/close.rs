@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use crate::clock::{Clock, SystemClock};
 use crate::error::Result;
+use crate::seeded::{Seeded, seeded};
 
 use super::Inner;
 use super::leave::delete_beside;
@@ -53,7 +54,8 @@ async fn shorten(inner: &Inner, session: &Session) -> Result<()> {
     let span = if is_owned { timeout_for(left) } else { left };
     // The protocol counts in milliseconds, and takes none for a new session.
     let span = span.max(Duration::from_millis(1)) + Duration::from_millis(1);
-    match span + span / SPARED_PART < session.timeout() {
+    let is_long = span + span / SPARED_PART < session.timeout();
+    match is_long && !seeded(Seeded::ClosedForTheSession) {
         true => session.shorten(span).await,
         false => Ok(()),
     }
