@@ -1,7 +1,7 @@
 //! `cargo xtask api`: compares the library's public API with the list in the repository.
 //!
-//! The compiler lists the API as JSON. Stable Rust gives that only with a special variable. The list
-//! shows each public item on a line, so a change of the API is a change of lines in a commit.
+//! The compiler lists the API as JSON. Stable Rust gives that only with a special variable. The
+//! list shows each public item on a line, so a change of the API is a change of lines in a commit.
 
 use std::collections::BTreeSet;
 use std::fs;

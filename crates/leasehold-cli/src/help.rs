@@ -1,4 +1,5 @@
-//! Help texts beside the options: examples for every command, and rules that no option tells. No line is longer than a terminal of 80 columns.
+//! Help texts beside the options: examples for every command, and rules that no option tells. No
+//! line is longer than a terminal of 80 columns.
 
 /// How a help text is laid out. Examples come first, because most readers look for one.
 pub(crate) const TEMPLATE: &str = "\

@@ -268,8 +268,8 @@ fn read_url_file(path: &Path) -> Result<String, Failure> {
     Ok(text)
 }
 
-/// The fault in the owner or the mode of a file that holds a secret, if there is one. Mounted secrets belong
-/// to root or to this user, and their group may read them.
+/// The fault in the owner or the mode of a file that holds a secret, if there is one. Mounted
+/// secrets belong to root or to this user, and their group may read them.
 fn fault_of_url_file(path: &Path, facts: &std::fs::Metadata) -> Option<&'static str> {
     let us = rustix::process::geteuid().as_raw();
     if facts.uid() != 0 && facts.uid() != us {

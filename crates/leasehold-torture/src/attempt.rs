@@ -1,5 +1,5 @@
-//! What a task of a worker does again and again: take a name in one of many ways, use the register
-//! under the lease, and give it back in one of several ways. A visitor does so with a client for
+//! One attempt of a worker's task: it takes a name in one of many ways, uses the register under
+//! the lease, and gives it back in one of several ways. A visitor does so with a client for
 //! each attempt.
 
 use std::sync::Arc;

@@ -214,7 +214,8 @@ impl Arguments {
         ran.map(|()| folder)
     }
 
-    /// What a whole run lacks to prove anything: a run of two minutes with all kinds of faults.
+    /// The lack of a whole run, if it has one. A run of two minutes with all kinds of faults must
+    /// have enough of everything to prove something.
     fn shortage(&self, setup: &SetUp, summary: &Summary) -> Option<String> {
         let is_all = self.faults.is_none() && self.check.is_none();
         if self.seconds < WHOLE_SECONDS || !is_all {

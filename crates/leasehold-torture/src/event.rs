@@ -236,7 +236,7 @@ pub enum What {
         /// Why.
         why: String,
     },
-    /// An observer of the election is told who leads.
+    /// An observer of the election sees a leader.
     Leads {
         /// The term.
         term: u64,
@@ -262,7 +262,7 @@ pub enum What {
         /// What.
         found: String,
     },
-    /// What the store has of a name while a worker does not end.
+    /// The line of a name in the store while a worker does not end.
     Line {
         /// The name.
         name: String,

@@ -86,10 +86,10 @@ const NAMES: [(Kind, &str); 34] = [
     (BellsRemoved, "bells-removed"),
 ];
 
-/// What can happen to each worker, and how often beside the others.
+/// The faults of each worker, and how often each happens beside the others.
 pub const WORKER: &[(Kind, u64)] = &[(WorkerKill, 2), (WorkerPauseShort, 3), (WorkerPauseLong, 2)];
 
-/// What can happen to a link with a proxy.
+/// The faults of a link with a proxy.
 pub const LINK: &[(Kind, u64)] = &[
     (LinkCut, 2),
     (LinkCutToServer, 1),

@@ -80,7 +80,7 @@ pub struct Disturbance {
     pub forgets: bool,
 }
 
-/// What the checks must know about the store beside its history.
+/// Facts about the store that the checks need beside its history.
 #[derive(Debug, Clone, Copy)]
 pub struct Terms {
     /// Whether claims are granted in the order in which they joined.
@@ -319,7 +319,7 @@ fn disturbances(events: &[Event], last: Instant) -> Vec<Disturbance> {
     done
 }
 
-/// What is known of an attempt while its events are read.
+/// An attempt while its events are read.
 struct Reading {
     attempt: Attempt,
     /// The safe end that the lease said last.

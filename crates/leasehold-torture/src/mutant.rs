@@ -228,7 +228,7 @@ impl Faulty {
             pending::<()>().await;
         }
         let asked = self.asked(claim);
-        // What waits before it is granted counts from here.
+        // A claim that waits counts from here.
         self.remember(claim, &Standing::Out { ahead: 0, retry_in: Duration::ZERO, by: None });
         let sent = Instant::now();
         let mut standing = engine.claim(&asked).await?;

@@ -1,5 +1,5 @@
-//! What is said about a run: counts, waits, and each violation with the histories of those it is
-//! about side by side.
+//! The report of a run: counts, waits, and each violation with the histories of its workers side
+//! by side.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -27,7 +27,7 @@ pub struct Summary {
     pub queued: usize,
     /// How much each check judged and excused.
     pub judged: Tally,
-    /// How often observers were told who leads.
+    /// How often observers saw a leader.
     pub leaders_seen: usize,
     /// Faults that were made, by kind.
     pub faults: BTreeMap<String, usize>,

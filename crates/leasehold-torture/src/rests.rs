@@ -1,5 +1,5 @@
-//! What is left in a store after everybody has ended, as the store's own tools show it. What the
-//! library would make of it does not count: a claim that it cannot read is left all the same.
+//! The rest in a store after everybody has ended, as the store's own tools show it. The library is
+//! not asked: a claim that it cannot read is left all the same.
 
 use std::collections::BTreeSet;
 
@@ -15,7 +15,7 @@ type Result<T> = std::result::Result<T, Missed>;
 /// Where the nodes of a store are in ZooKeeper.
 const ROOT: &str = "/locks";
 
-/// What the keys of observers begin with in etcd.
+/// The start of the keys of observers in etcd.
 const ETCD_WATCHER: &str = "leasehold:watcher:";
 
 /// How a lease of etcd is named that is left.
@@ -72,7 +72,7 @@ fn in_etcd(server: &Server) -> Result<Vec<String>> {
     Ok(found)
 }
 
-/// What is left by the keys and the leases that `etcdctl` lists.
+/// The rest by the keys and the leases that `etcdctl` lists.
 fn etcd_rests(keys: &str, leases: &str) -> Vec<String> {
     // An observer that died is no claim. Its key is named after its lease, and ends with it. The
     // key has no leading zeros, and the list of leases has.

@@ -1,7 +1,7 @@
 //! One run: servers, a register and workers are started, faults happen by the plan, everything is
 //! healed, the workers end, and what is left in the store is looked at.
 //!
-//! What was written down is judged by `checks` afterwards.
+//! Afterwards `checks` judges the history.
 
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
@@ -54,8 +54,8 @@ const NOTICED_AFTER: u64 = ms(3_000);
 /// More that is left in a store says the same.
 const RESTS_MAX: usize = 20;
 
-/// What the store's own tools show has at least so long to end. ZooKeeper keeps the node of an
-/// observer that died for 20 s. A server that restarts counts that time again.
+/// The entries that the store's own tools show have at least so long to end. ZooKeeper keeps the
+/// node of an observer that died for 20 s. A server that restarts counts that time again.
 const RESTS_END: Duration = Duration::from_secs(30);
 
 /// How long the store has to say what it has of each name.
@@ -432,7 +432,7 @@ impl Run {
         Ok(())
     }
 
-    /// What the store's own tools show must end as well.
+    /// The entries that the store's own tools show must end as well.
     async fn look_at_the_store(&self, limit: Limit<'_>) {
         loop {
             let found = rests::find(&self.store).await;

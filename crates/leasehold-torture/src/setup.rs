@@ -32,9 +32,9 @@ pub struct SetUp {
     pub too_long_ms: Option<u64>,
     /// Whether workers reach it by proxies of their own.
     pub has_links: bool,
-    /// What can happen to its workers beside what can happen to all.
+    /// The faults of its workers beside the faults of all workers.
     pub worker: &'static [(Kind, u64)],
-    /// What can happen to the store.
+    /// The faults of the store.
     pub store: &'static [(Kind, u64)],
     /// Whether claims are granted in order of arrival.
     fifo: bool,
@@ -151,7 +151,7 @@ pub const SETUPS: &[SetUp] = &[
             SERVER[1],
             SERVER[2],
             SERVER[3],
-            // What was granted before one may be forgotten, so most of the time there is none.
+            // A fail-over may forget grants from before it, so most of the time there is none.
             (FailOver, 1),
             (ScriptFlush, 5),
             (SessionsKilled, 6),
@@ -171,7 +171,7 @@ pub const SETUPS: &[SetUp] = &[
         ],
     ),
     // No server is away for so long that its replica takes over by itself: that may forget. A
-    // replica that is told to take over waits until it has all data of its master.
+    // replica that has to take over waits until it has all data of its master.
     usual(
         "cluster6",
         Start::ClusterWithReplicas,
@@ -180,7 +180,7 @@ pub const SETUPS: &[SetUp] = &[
     SetUp { fifo: false, ..usual("redlock3", Start::Redlock(3), REDLOCK) },
     SetUp { fifo: false, ..usual("redlock5", Start::Redlock(5), REDLOCK) },
     usual("postgres", Start::Postgres, POSTGRES),
-    // What the primary confirms, its standby has: a fail-over forgets nothing.
+    // The standby has everything that the primary confirms: a fail-over forgets nothing.
     SetUp {
         forgets: &[],
         ..usual(

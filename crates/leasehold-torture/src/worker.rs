@@ -1,8 +1,8 @@
 //! A worker: a process of its own that uses the library as a service would, from several tasks at
-//! once, and writes down what it asks and what it is told.
+//! once. It writes down its questions and the answers.
 //!
 //! It ends when its standard input does: every task finishes its attempt, and the client is closed.
-//! What one attempt does is left to `attempt`.
+//! `attempt` has the steps of one attempt.
 
 use std::env;
 use std::io::Read;
@@ -41,7 +41,7 @@ const PANICKED: i32 = 101;
 /// The pause before a worker tries again to connect.
 const RECONNECT: Duration = Duration::from_millis(200);
 
-/// What a worker is told to do.
+/// The orders for a worker.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Orders {
     /// Its number, from 1.

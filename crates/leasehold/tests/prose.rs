@@ -11,10 +11,11 @@ use std::path::{Path, PathBuf};
 mod sources;
 
 /// The folders whose comments and texts are checked, without those of engines.
-const SOURCES: [&str; 5] = [
+const SOURCES: [&str; 6] = [
     "crates/leasehold-bench/src",
     "crates/leasehold-cli/src",
     "crates/leasehold-testkit/src",
+    "crates/leasehold-torture/src",
     "crates/leasehold/src",
     "xtask/src",
 ];

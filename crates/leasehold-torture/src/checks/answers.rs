@@ -7,14 +7,14 @@ use crate::history::History;
 
 pub(super) const NAME: &str = "answers";
 
-/// What may fail when a store is stopped, cut off or away. The rest is a fault.
+/// The errors that a store may cause when it is stopped, cut off or away. Others are faults.
 const EXPECTED: [&str; 8] =
     ["Unreachable", "NoMajority", "TaskEnded", "TooSlow", "Timeout", "Lost", "Stale", "Closed"];
 
 /// A file whose disk is full says so; that ends by itself only when somebody makes room.
 const FULL: &str = "the disk is full";
 
-/// What a store says when it runs something that is wrong, in the words of the stores.
+/// The words of a store that ran a wrong script or statement.
 const WRONG: [&str; 6] = [
     "Script attempted",
     "Error running script",

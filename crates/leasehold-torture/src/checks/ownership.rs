@@ -1,6 +1,6 @@
-//! Nobody else renews or releases: what was given back or lost is nobody's, and what another has
-//! is not given back by an earlier owner. And no owner is told that its lease was gone while it
-//! was safe.
+//! Only the owner renews and releases. Nobody owns a lease that was given back or lost, and an
+//! earlier owner does not give back the lease of the next. No owner hears that its lease was gone
+//! while it was safe.
 
 use super::{Tally, Violation, count};
 use crate::event::{Instant, What};

@@ -1,7 +1,7 @@
 //! A rate limiter hands out no more units than its number in any period, and work that is done
 //! once is not begun again within its period.
 //!
-//! An election has one leader at a time, which `exclusion` sees to, and each observer is told of
+//! An election has one leader at a time, which `exclusion` sees to. Each observer sees
 //! leaders in the order of their terms.
 
 use std::collections::HashMap;
@@ -27,7 +27,7 @@ pub(super) fn check(history: &History, tally: &mut Tally) -> Vec<Violation> {
     found
 }
 
-/// An observer that is told of a leader of an earlier term than before.
+/// An observer that sees a leader of an earlier term than before.
 fn observed(history: &History, tally: &mut Tally) -> Vec<Violation> {
     let mut last: HashMap<u32, (Instant, u64)> = HashMap::new();
     let mut found = Vec::new();
@@ -55,7 +55,7 @@ fn rate(history: &History, name: &str, attempts: &[&Attempt], tally: &mut Tally)
     }) else {
         return Vec::new();
     };
-    // A unit was handed out between the question and the answer. The waiter was told late.
+    // A unit was handed out between the question and the answer. The waiter heard of it late.
     let mut taken: Vec<(Instant, Instant, &Attempt)> = attempts
         .iter()
         .filter(|one| one.how == "try")

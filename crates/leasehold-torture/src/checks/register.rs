@@ -44,7 +44,7 @@ fn event_owner(event: &Event) -> Option<(u32, u64)> {
 }
 
 impl Accepted {
-    /// What is wrong with an access that was accepted after the others.
+    /// The fault of an access that was accepted after the others, if it has one.
     fn accept(&mut self, event: &Event) -> Option<String> {
         let What::Access { name, by, of, fence, accepted: true, wrote } = &event.what else {
             return None;

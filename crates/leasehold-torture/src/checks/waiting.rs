@@ -1,5 +1,5 @@
-//! Waiting ends: no claim sleeps beside a free name, a name that was closed opens, every claim is
-//! answered once the faults are over, every worker ends, and nothing is left in the store.
+//! Waiting ends: no claim sleeps beside a free name, and a name that was closed opens. Once the
+//! faults are over, every claim has an answer, every worker ends, and nothing is left in the store.
 
 use super::{Tally, Violation, count};
 use crate::event::{Instant, RUN, SEVERAL, What, ms};
@@ -14,7 +14,7 @@ pub(super) const STUCK: &str = "stuck";
 /// A lost bell is repaired by the heartbeat after a second; the rest is for a busy machine.
 const ASLEEP_MAX: Instant = ms(4_000);
 
-/// What is left of a claim goes so soon after its end, if nothing is disturbed.
+/// The rest of a claim is gone so soon after its end, if nothing is disturbed.
 const LEAVES: Instant = ms(2_000);
 
 pub(super) fn check(history: &History, tally: &mut Tally) -> Vec<Violation> {
@@ -51,7 +51,7 @@ struct Line<'a> {
 }
 
 impl Line<'_> {
-    /// What disturbs one worker alone disturbs this name if the worker has an attempt on it.
+    /// A fault of one worker alone disturbs this name if the worker has an attempt on it.
     fn new<'a>(history: &'a History, attempts: &'a [&'a Attempt]) -> Line<'a> {
         let concerns = |worker: u32, from: Instant, to: Instant| {
             let is_there = |one: &&Attempt| one.asked <= to && one.ended + LEAVES >= from;
@@ -120,8 +120,8 @@ impl Line<'_> {
 
     /// Until when somebody may have the name, if anybody may between two instants.
     ///
-    /// What was disturbed, or ended without an answer, may have left a claim in the line; the
-    /// store drops it in time. So the instant is later by that much.
+    /// An attempt that was disturbed, or ended without an answer, may have left a claim in the
+    /// line. The store drops it in time, so the instant is later by that much.
     fn taken_later(&self, from: Instant, late: Instant) -> Option<Instant> {
         let left = self.left;
         let disturbed = self.disturbances.iter();
@@ -133,8 +133,8 @@ impl Line<'_> {
     }
 }
 
-/// Until when an attempt may keep the name, if it may between two instants: by a lease that is
-/// valid or stays closed, by a claim that ended without an answer, or by one of several names.
+/// Until when an attempt may keep the name, if it may between two instants. A lease that is valid
+/// or stays closed keeps it, and so may a claim that ended without an answer or has several names.
 fn taken_until(one: &Attempt, left: Instant, (from, late): (Instant, Instant)) -> Option<Instant> {
     if one.asked > late {
         return None;
@@ -195,7 +195,7 @@ fn closed_for(closed: &[(Instant, Instant)], since: Instant, until: Instant) -> 
     sum
 }
 
-/// What the store had of a name when a worker did not end, as the end of a sentence.
+/// The line of a name in the store when a worker did not end, as the end of a sentence.
 fn in_store(history: &History, wanted: &str) -> String {
     let line = history.events.iter().find_map(|event| match &event.what {
         What::Line { name, held, waiting } if name == wanted => Some((held, waiting)),

@@ -81,7 +81,7 @@ impl Refusal {
     }
 }
 
-/// What became of an order to steal a name.
+/// The outcome of an order to steal a name.
 #[derive(Debug)]
 pub struct Stolen<B> {
     /// How the new claim stands: it holds, or the order did not name every claim that holds.

@@ -164,9 +164,9 @@ impl Keeper {
         need(part, self.direct.info()).map(|part| &**part)
     }
 
-    /// Whether this is a forked child's copy. The leases of the client belong to the parent then, so
-    /// the child neither renews nor releases them. It takes no lock that a thread of the parent may
-    /// have held at the fork.
+    /// Whether this is a forked child's copy. The leases of the client belong to the parent then,
+    /// so the child neither renews nor releases them. It takes no lock that a thread of the parent
+    /// may have held at the fork.
     ///
     /// This asks the kernel, which takes 0.1 to 0.3 us: twice for a lock and its release. Nothing
     /// is asked for a store in memory, because a child has a copy of it.
@@ -288,8 +288,8 @@ impl Keeper {
         }
     }
 
-    /// Takes a claim that did not become a lease out of its line. It does so also when the claim was
-    /// taken out before, because the store may have carried out its request later.
+    /// Takes a claim that did not become a lease out of its line. It does so also when the claim
+    /// was taken out before, because the store may have carried out its request later.
     pub(crate) fn cancel(self: &Arc<Self>, claim_state: &ClaimState) {
         let ended = self.end(claim_state);
         self.remove_from_line(
