@@ -35,8 +35,10 @@ const NEWS_EVERY: Duration = Duration::from_secs(30);
 pub(crate) struct Job {
     pub(crate) title: String,
     pub(crate) command: Command,
-    /// How many places it takes; for a test program, the tests that it runs at once.
+    /// How many places it takes.
     pub(crate) places: usize,
+    /// How many tests it runs at once.
+    pub(crate) tests_at_once: usize,
     /// Whether it is cargo, which locks the folder that it writes to. Such jobs run one after the
     /// other.
     pub(crate) is_cargo: bool,
@@ -54,7 +56,7 @@ pub(crate) struct Done {
     pub(crate) reason: Option<String>,
     pub(crate) wall: Duration,
     pub(crate) cpu: Duration,
-    pub(crate) places: usize,
+    pub(crate) tests_at_once: usize,
     pub(crate) seen: Seen,
     pub(crate) log: PathBuf,
 }
@@ -64,6 +66,7 @@ struct Running {
     title: String,
     target: String,
     places: usize,
+    tests_at_once: usize,
     is_cargo: bool,
     child: Child,
     begun: Instant,
@@ -133,7 +136,7 @@ fn news(running: &[Running]) -> String {
 
 impl Running {
     fn start(job: Job, folder: &Path) -> io::Result<Running> {
-        let Job { title, mut command, places, is_cargo, target } = job;
+        let Job { title, mut command, places, tests_at_once, is_cargo, target } = job;
         let log = folder.join(format!("{}.log", title.replace([' ', '/'], "-")));
         let file = File::create(&log)?;
         let (reader, writer) = io::pipe()?;
@@ -149,7 +152,18 @@ impl Running {
             let _ = keep(reader, file, begun, &shared);
             drop(sender);
         });
-        Ok(Running { title, target, places, is_cargo, child, begun, log, seen, output })
+        Ok(Running {
+            title,
+            target,
+            places,
+            tests_at_once,
+            is_cargo,
+            child,
+            begun,
+            log,
+            seen,
+            output,
+        })
     }
 
     fn seen(&self) -> MutexGuard<'_, Seen> {
@@ -188,8 +202,8 @@ impl Running {
             Ok(status) => Some(status.to_string()),
         };
         let passed = reason.is_none() && !failed;
-        let Running { title, target, places, log, .. } = self;
-        Done { title, target, passed, reason, wall, cpu, places, seen, log }
+        let Running { title, target, tests_at_once, log, .. } = self;
+        Done { title, target, passed, reason, wall, cpu, tests_at_once, seen, log }
     }
 }
 
@@ -220,7 +234,8 @@ mod tests {
     fn shell(title: &str, places: usize, script: &str) -> Job {
         let mut command = Command::new("sh");
         command.args(["-c", script]);
-        Job { title: title.to_owned(), command, places, is_cargo: false, target: String::new() }
+        let (title, target) = (title.to_owned(), String::new());
+        Job { title, command, places, tests_at_once: 1, is_cargo: false, target }
     }
 
     fn run(name: &str, jobs: Vec<Job>, places: usize) -> Vec<Done> {

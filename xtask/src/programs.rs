@@ -21,19 +21,20 @@ pub(crate) const EVERYTHING: [&str; 2] = ["--workspace", "--all-features"];
 /// of the time.
 const USUAL_PLACES: usize = 4;
 
-/// The slow programs, the longest first, and how many tests of each run at once. The longest start
-/// first, because the last to end decides how long the run takes.
-const WIDE: &[(&str, usize)] = &[
-    ("conformance", 8),
-    ("model", 4),
-    ("seeded", 2),
-    ("short_round", 2),
-    ("zookeeper", 4),
-    ("etcd", 4),
-    ("postgres", 4),
-    ("redis", 4),
-    ("cli", 4),
-    ("mutants", 4),
+/// The slow programs, the longest first: how many tests of each run at once, and how many places
+/// each of these takes. The longest start first, because the last to end decides how long the run
+/// takes. A torture test has several processes at work, so it takes more than one place.
+const WIDE: &[(&str, usize, usize)] = &[
+    ("conformance", 6, 1),
+    ("seeded", 2, 2),
+    ("model", 4, 1),
+    ("zookeeper", 4, 1),
+    ("short_round", 2, 2),
+    ("etcd", 4, 1),
+    ("postgres", 4, 1),
+    ("redis", 4, 1),
+    ("cli", 4, 1),
+    ("mutants", 4, 1),
 ];
 
 /// A program that cargo built.
@@ -112,19 +113,19 @@ impl Program {
         }
     }
 
-    /// How many tests of it run at once.
-    pub(crate) fn places(&self) -> usize {
-        let wide = WIDE.iter().find(|(name, _)| self.kind == Kind::Tests && self.name == *name);
+    /// How many tests of it run at once, and how many places all of them take.
+    pub(crate) fn width(&self) -> (usize, usize) {
+        let wide = WIDE.iter().find(|(name, ..)| self.kind == Kind::Tests && self.name == *name);
         match (self.kind, wide) {
-            (Kind::Example, _) => 1,
-            (_, Some((_, places))) => *places,
-            (_, None) => USUAL_PLACES,
+            (Kind::Example, _) => (1, 1),
+            (_, Some((_, tests, places))) => (*tests, tests * places),
+            (_, None) => (USUAL_PLACES, USUAL_PLACES),
         }
     }
 
     /// The place in the order of starts.
     pub(crate) fn turn(&self) -> usize {
-        let wide = WIDE.iter().position(|(name, _)| self.name == *name);
+        let wide = WIDE.iter().position(|(name, ..)| self.name == *name);
         wide.filter(|_| self.kind == Kind::Tests).unwrap_or(WIDE.len())
     }
 
@@ -138,12 +139,13 @@ impl Program {
 
     /// A job that runs all its tests, or only those that `words` select.
     pub(crate) fn job(&self, words: &[String]) -> Job {
-        let (mut command, places) = (self.command(), self.places());
+        let (mut command, (tests_at_once, places)) = (self.command(), self.width());
         if self.kind != Kind::Example {
-            command.args(["--color", "never", "--test-threads", &places.to_string()]);
+            command.args(["--color", "never", "--test-threads", &tests_at_once.to_string()]);
             command.args(words);
         }
-        Job { title: self.title(), command, places, is_cargo: false, target: self.target() }
+        let (title, target) = (self.title(), self.target());
+        Job { title, command, places, tests_at_once, is_cargo: false, target }
     }
 }
 

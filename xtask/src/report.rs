@@ -69,7 +69,7 @@ impl Report {
         // One job runs the documentation's examples of several crates, one crate after the other.
         let durations = match done.target.as_str() {
             "--doc" => Vec::new(),
-            _ => done.seen.durations(done.places),
+            _ => done.seen.durations(done.tests_at_once),
         };
         let tests = durations.into_iter().map(|(name, wall)| Slow {
             what: format!("{}  {name}", done.title),

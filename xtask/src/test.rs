@@ -19,7 +19,7 @@ use crate::{Failure, family, load, needs, setup};
 
 /// How many tests run at once, in all programs together: enough to keep two processors busy. With
 /// more, each test only waits longer for its turn.
-const PLACES: usize = 16;
+const PLACES: usize = 10;
 
 /// The priority of cargo beside the tests, from 0 to 19. It gets the processor time that the tests
 /// leave: their leases are short, and most of the time they wait.
@@ -87,6 +87,7 @@ fn cargo_jobs(busy: bool) -> [Job; 4] {
         title: title.to_owned(),
         command: if busy { command } else { with_low_priority(&command) },
         places: if busy { PLACES } else { 0 },
+        tests_at_once: 1,
         is_cargo: true,
         target: target.to_owned(),
     };

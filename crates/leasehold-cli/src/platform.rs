@@ -1,7 +1,7 @@
 //! Parts of the command that need Linux, and their replacements on other systems.
 //!
-//! Elsewhere a thread collects the signals. A command is not told when this process is killed, and
-//! its orphans are not found. Nothing of that was run on another system.
+//! Elsewhere a thread collects the signals. A command does not hear when this process is killed,
+//! and its orphans are not found. Nothing of that was run on another system.
 
 use std::io;
 use std::os::fd::OwnedFd;

@@ -173,7 +173,8 @@ impl Usage {
     /// language asks about the leases of its tasks there.
     pub(crate) fn touch(&self) {
         let (owner, here) = (self.scope(), Scope::here());
-        if !owner.is_alone() && !(owner.is_task() && here.is_thread()) {
+        let stays = owner.is_alone() || owner.is_task() && here.is_thread();
+        if !stays {
             self.belongs_to(here);
         }
         self.last.store(WAITS.load(Ordering::Relaxed), Ordering::Relaxed);

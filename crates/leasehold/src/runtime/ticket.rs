@@ -123,7 +123,8 @@ impl Ticket {
     /// Returns [`Error::Stale`] if the claim is not in line: it never entered, its place expired
     /// without an `enter` or `wait`, or it was given back. A wait never enters the line.
     ///
-    /// In the client that entered, the store wakes the wait. Other clients ask four times a second.
+    /// The store wakes the wait in the client that entered first. Other clients ask four times a
+    /// second, and once a second if they have entered too.
     ///
     /// # Cancel safety
     ///
