@@ -812,11 +812,11 @@ mod redis {
         let mut step = step.clone();
         match &mut step {
             Step::Claim { ttl_ms, patience_ms, .. } | Step::Renew { ttl_ms, patience_ms, .. } => {
-                *ttl_ms = *ttl_ms * LONGER | 1;
-                *patience_ms = *patience_ms * LONGER | 1;
+                *ttl_ms = (*ttl_ms * LONGER) | 1;
+                *patience_ms = (*patience_ms * LONGER) | 1;
             }
-            Step::Steal { ttl_ms, .. } => *ttl_ms = *ttl_ms * LONGER | 1,
-            Step::KeepClosed { stay_ms, .. } => *stay_ms = *stay_ms * LONGER | 1,
+            Step::Steal { ttl_ms, .. } => *ttl_ms = (*ttl_ms * LONGER) | 1,
+            Step::KeepClosed { stay_ms, .. } => *stay_ms = (*stay_ms * LONGER) | 1,
             Step::Advance { millis } => *millis = (*millis * LONGER + 1) & !1,
             _ => {}
         }
