@@ -104,3 +104,25 @@ async fn waiters_of_a_server_that_was_away_for_longer_than_their_patience_come_i
     assert!(faults.is_empty(), "{faults:?}");
     leaves_nothing(&server, clients).await;
 }
+
+/// A server that was away gives each session its whole time again, with every claim on it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn claim_on_a_session_that_its_client_gave_up_does_not_block_the_name() {
+    const TTL: Duration = Duration::from_secs(3);
+    // A session for this ttl has 4.6 s, and a client gives one up after twice that.
+    const OUTAGE: Duration = Duration::from_secs(11);
+    let server = server().await;
+    let client = client(server.url()).await;
+    let lease = client.mutex("given-up").ttl(TTL).lock().await.expect("free");
+    let mut waiter = Waiter::start(client.request("given-up").ttl(TTL));
+    until_waiting(&client, "given-up", 1).await;
+    server.kill().expect("it is killed");
+    soon("the loss", lease.lost()).await;
+    drop(lease);
+    tokio::time::sleep(OUTAGE).await;
+    server.restart().await.expect("it starts");
+    let next = waiter.granted().await;
+    assert!(next.is_held());
+    next.release().await.expect("an answer");
+    leaves_nothing(&server, [client]).await;
+}

@@ -18,7 +18,7 @@ use crate::seeded::{Seeded, seeded};
 use super::Inner;
 use super::book::Record;
 use super::create::create;
-use super::keep::forget;
+use super::keep::{abandon, forget};
 use super::leave;
 use super::link;
 use super::nodes::{Entry, holds};
@@ -151,7 +151,7 @@ async fn again(
 ) -> Result<Option<Standing>> {
     let stay = record.stay.clone();
     if record.session.has_ended() {
-        forget(inner, &stay);
+        abandon(inner, &record).await?;
         return Ok(None);
     }
     if record.paths.is_empty() {

@@ -133,11 +133,15 @@ impl Driver {
         let Stop::Cut(_) = &stop else { return stop };
         let now = SystemClock.now();
         let cut_for = now.since(*cut_since.get_or_insert(now));
-        let status = self.shared.status.borrow();
-        match status.times > 0 && cut_for >= status.timeout * GIVE_UP_AFTER {
-            true => Stop::Ended,
-            false => stop,
+        let gives_up = {
+            let status = self.shared.status.borrow();
+            status.times > 0 && cut_for >= status.timeout * GIVE_UP_AFTER
+        };
+        if !gives_up {
+            return stop;
         }
+        self.shared.status.send_modify(|status| status.given_up = true);
+        Stop::Ended
     }
 
     /// Whether there is still something to tell the ensemble.

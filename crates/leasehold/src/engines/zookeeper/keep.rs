@@ -48,8 +48,9 @@ pub(super) async fn renew(inner: &Inner, renewals: &[Renewal]) -> Result<Vec<Sta
         let known = inner.book.get(key);
         let over = known.filter(|record| record.session.has_ended() || record.ending);
         if let Some(record) = over {
-            // Whatever the ensemble has of it yet is not ours any more, and not taken up again.
-            if !record.ending {
+            // Whatever the ensemble has of it yet is not ours any more, and not taken up again. The
+            // sweep removes it, or the claim itself when it is made again.
+            if !record.ending && !record.session.was_given_up() {
                 forget(inner, &record.stay);
             }
             standings[at] = Some(out(inner, &*inner.pool.any().await?, &key.name).await?);
@@ -87,6 +88,19 @@ pub(super) async fn find(inner: &Inner, key: &ClaimKey) -> Result<Option<Record>
         forget(inner, &stay);
     }
     Ok(record)
+}
+
+/// Forgets a stay of a claim whose session is over for this client.
+///
+/// If the client gave the session up, the ensemble may still have it: a server that was away gives
+/// each session its whole time again. What is left of the claim is removed then. Otherwise another
+/// claim that is kept on that session would keep this one too, and nobody could take the name.
+pub(super) async fn abandon(inner: &Inner, record: &Record) -> Result<()> {
+    if record.session.was_given_up() {
+        leave::remove_left(inner, record).await?;
+    }
+    forget(inner, &record.stay);
+    Ok(())
 }
 
 /// Forgets a stay of a claim that is over.

@@ -228,6 +228,33 @@ async fn release_by_handle(inner: &Inner, key: &ClaimKey) -> Result<Released> {
     Err(inner.busy())
 }
 
+/// Deletes what is left of a claim whose session this client gave up, unless another client keeps
+/// it by its handle.
+pub(super) async fn remove_left(inner: &Inner, record: &Record) -> Result<()> {
+    let session = inner.pool.any().await?;
+    let line = inner.layout.line(&record.name);
+    for _ in 0..ROUNDS_MAX {
+        let lineup = inner.read_line_now(&session, &record.name).await?;
+        let Some(at) = lineup.place(record.ours) else { return Ok(()) };
+        let stem = ttl_stem(record.ours);
+        let mut told = lineup.ttl_nodes(&stem).map(|node| format!("{line}/{node}"));
+        if told.any(|path| Some(&path) != record.ttl_path.as_ref()) {
+            return Ok(());
+        }
+        let entry = &lineup.entries[at];
+        let mut parts = feed::words(inner, &session, &[&entry.node], &Farewell::Expired).await?;
+        let nodes = lineup.nodes_of(entry).chain(lineup.beside(record.ours));
+        parts.extend(nodes.map(|node| Request::Delete { path: format!("{line}/{node}") }));
+        let reply = session.ask(Request::Multi(parts)).await?;
+        match failed(&inner.parts(&reply)?) {
+            code::OK => return Ok(()),
+            code::NO_NODE | code::BAD_VERSION => {}
+            error => return Err(inner.refusal(error)),
+        }
+    }
+    Err(inner.busy())
+}
+
 /// What became of a claim that is not there.
 async fn told(inner: &Inner, key: &ClaimKey) -> Result<Released> {
     let session = inner.pool.any().await?;
@@ -274,8 +301,7 @@ async fn sweep(inner: &Inner) -> Option<Moment> {
 pub(super) async fn expire(inner: &Inner, mut record: Record) -> Result<()> {
     let (stay, until) = (record.stay.clone(), record.until);
     if record.session.has_ended() {
-        forget(inner, &stay);
-        return Ok(());
+        return keep::abandon(inner, &record).await;
     }
     if record.paths.is_empty() {
         match recover(inner, &record).await? {

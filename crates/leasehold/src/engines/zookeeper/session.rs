@@ -140,6 +140,8 @@ pub(super) struct Status {
     pub(super) times: u64,
     pub(super) connected: bool,
     pub(super) ended: bool,
+    /// Whether the client ended it for itself, so that the ensemble may still have it.
+    pub(super) given_up: bool,
     pub(super) cause: String,
 }
 
@@ -273,6 +275,11 @@ impl Session {
     /// Whether the ensemble said that it is over.
     pub(super) fn has_ended(&self) -> bool {
         self.shared.status.borrow().ended
+    }
+
+    /// Whether this client ended it for itself. The ensemble may still have it, and its nodes.
+    pub(super) fn was_given_up(&self) -> bool {
+        self.shared.status.borrow().given_up
     }
 
     /// What another process needs to take it up.
