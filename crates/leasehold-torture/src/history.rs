@@ -393,7 +393,8 @@ impl Reading {
                 }
                 self.attempt.ended = at;
                 self.attempt.settled = true;
-                if answer == "released" {
+                // A release that was repeated until its lease had ended may not have come through.
+                if answer == "released" && at < self.until {
                     self.stay_closed();
                 }
             }

@@ -93,6 +93,16 @@ fn name_that_must_stay_closed_and_is_granted_is_found() {
 }
 
 #[test]
+fn release_that_is_answered_after_the_safe_end_may_close_nothing() {
+    for (answered, checks) in [(20, &["exclusion"][..]), (2_900, &[])] {
+        let mut sample = Sample::default();
+        sample.asks(1, 9).closed(5_000).granted(10, 1).released(answered);
+        sample.tenure(2, 2, 3_000, 3_010);
+        assert_eq!(sample.checks(), checks);
+    }
+}
+
+#[test]
 fn adopted_lease_counts_while_it_was_a_handle() {
     let mut sample = Sample::default();
     let step = sample.asks(1, 9).granted(10, 1).add(20, What::Detached);
