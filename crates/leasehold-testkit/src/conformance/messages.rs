@@ -16,7 +16,7 @@ use crate::PartVerbs;
 
 super::cases! {
     evicted_holder_hears_the_reason_before_its_next_renewal: messages,
-    holder_that_is_evicted_at_once_hears_of_it_before_its_next_renewal: messages,
+    holder_that_is_evicted_at_once_hears_of_it_before_its_next_renewal: messages & across_processes,
     holder_of_an_adopted_lease_hears_that_it_is_evicted: messages & detach,
     holder_whose_name_is_stolen_hears_the_reason_at_once: messages & steal,
     evicted_reader_hears_and_the_other_reader_stays: messages & shared,
