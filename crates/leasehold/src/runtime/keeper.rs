@@ -571,8 +571,8 @@ impl Keeper {
                     claim_state.hear(&message, now);
                 }
             }),
-            // A lease may be older than this, and a message about it was missed. In this process the
-            // holder waits for its next renewal: a test that moves the clock counts on that.
+            // A lease may be older than this, and a message about it was missed. In this process
+            // the holder waits for its next renewal: a test that moves the clock counts on that.
             Heard::Begun => {
                 if self.direct.info().can_fail {
                     self.registry.for_each(|claim_state| claim_state.look(now));
